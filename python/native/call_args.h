@@ -143,7 +143,7 @@ static int read_option(PyObject* value, int field, tandem_attention_args* args) 
   int64_t integer = 0;
   switch (fields[field].kind) {
     case kLength: return read_integer(value, name, "an integer of at most 64 bits", place);
-    case kScale: /* the least number serves for 0, which the C interface takes for "not given" */
+    case kScale: /* the least number replaces 0, which means "not given" */
       if (!read_real(value, name, place)) return 0;
       if (*(double*)place == 0.0) *(double*)place = DBL_TRUE_MIN;
       return 1;

@@ -68,7 +68,7 @@ static int find_stream(PyObject* tensor, int32_t device, void** stream) {
   const DLPackExchangeAPI* exchange = exchange_of(Py_TYPE(tensor));
   if (exchange == NULL || exchange->current_work_stream == NULL) {
     PyErr_SetString(PyExc_TypeError,
-                    "q lies on a GPU, but its type does not tell the current stream (DLPack's C "
+                    "q lies on a GPU, but its type does not report the current stream (DLPack's C "
                     "exchange interface): use tensors of torch 2.10 or newer");
     return 0;
   }
@@ -158,8 +158,8 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   return 1;
 }
 
-/* Where a call on this device is made: its context, and the stream of what `described` describes. 0: not yet, and the
- * request says what must be done first, or is NULL with an error. */
+/* The context of a call on this device, and the stream of the tensor that `described` describes. 0: not yet, and the
+ * request names the step that must come first, or is NULL with an error. */
 static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
                       PyObject** request) {
   *stream = NULL;
@@ -237,9 +237,9 @@ static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* firs
   Py_RETURN_NONE;
 }
 
-/* make_block_mask(mask_mod, (batch, heads, seqlen_q, seqlen_k, block_q, block_k), lists, workspace, bytes): lists are
- * descriptions of kv_num_blocks, kv_indices and the full ones, then maybe of those by keys -> None or what must be done
- * first, as run() */
+/* make_block_mask(mask_mod, (batch, heads, seqlen_q, seqlen_k, block_q, block_k), lists, workspace, bytes). lists
+ * describe kv_num_blocks, kv_indices and the full ones, then maybe the lists by keys. Returns None or a request, as
+ * run() does. */
 static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *mod, *lists, *address;

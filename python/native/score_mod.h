@@ -17,7 +17,7 @@ typedef struct {
   tandem_mod mod;
   tandem_mod_scalar* scalars;
   tandem_mod_tensor* tensors;
-  Operand* operands; /* of tensors and of their gradients */
+  Operand* operands; /* tensors and their gradients */
   int used;
 } ReadMod;
 

@@ -13,7 +13,7 @@ typedef int (*omp_query)(void);
 static gomp_parallel_function gomp_parallel;
 static omp_query omp_get_max_threads_of_host, omp_in_parallel_of_host;
 static atomic_int in_use;
-static atomic_int forked; /* OpenMP's threads do not survive a fork, and its runtime does not notice */
+static atomic_int forked; /* OpenMP's threads end at a fork, unknown to its runtime */
 
 enum { kMaxThreads = 1024 };
 static _Atomic(tandem_context*) contexts[2][kMaxThreads + 1]; /* [forked][threads] */

@@ -3,8 +3,8 @@
     import tandem
     out = tandem.attention(q, k, v, causal=True)  # numpy arrays, torch tensors, or any other arrays with __dlpack__
 
-torch tensors have gradients, on CPUs and GPUs: Tandem's own on CPUs and Hopper GPUs, those of torch's FlashAttention-2
-backward on Blackwell GPUs. :func:`attention_backward` computes the gradients of other arrays.
+torch tensors have gradients: Tandem's own on CPUs and Hopper GPUs, and torch's FlashAttention-2 backward's on Blackwell
+GPUs. :func:`attention_backward` computes the gradients of other arrays.
 
 Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAttention-2), ``tandem.fa3``,
 ``tandem.fa4``, ``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
@@ -41,7 +41,7 @@ __all__ = [
 _FLEX_NAMES = ("BlockMask", "and_masks", "create_block_mask", "create_mask", "flex_attention", "noop_mask", "or_masks")
 
 _import_paths.install()
-use_torch()  # registers the operators if torch is loaded; later calls do it otherwise
+use_torch()  # if torch is loaded; otherwise later calls do it
 
 
 def description() -> str:

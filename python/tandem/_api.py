@@ -90,8 +90,8 @@ def attention(
 
     Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. They are read where they lie, and
     the result has q's kind. torch tensors may lie on a GPU: the call then runs on torch's current stream
-    (docs/python.md lists what GPUs serve). torch tensors have gradients (q, k, v, bias, sink and tensors of score_mod,
-    also through lse), on CPUs and on GPUs, and torch.compile traces them. :func:`attention_backward` computes the
+    (docs/python.md lists what GPUs serve). torch.compile traces torch tensors. They have gradients on CPUs and
+    GPUs (q, k, v, bias, sink and score_mod's tensors, also through lse). :func:`attention_backward` computes the
     gradients of other arrays.
 
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. The type is
@@ -102,7 +102,7 @@ def attention(
     softmax_scale : factor of the products q k^T; None: 1 / sqrt(head_dim).
     causal : query i sees no key beyond position i + offset.
     alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
-        seqlen_q (the used lengths), and the last query meets the last key. "top_left": offset is 0, and the first
+        seqlen_q (the used lengths), and the last query matches the last key. "top_left": offset is 0, and the first
         query meets the first key.
     diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). It serves queries and
         keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
@@ -290,7 +290,7 @@ def attention_backward(
     dscore_mod : a dict by name of arrays, None or False, for the float arrays that score_mod names.
     accumulate : gradients are added in float32 to the arrays given for them, and rounded once.
 
-    All other arguments are those of the forward call; with dropout, its seed.
+    All other arguments repeat the forward call's; with dropout, also its seed.
 
     Returns Gradients(dq, dk, dv, dbias, dsink, dscore_mod), of q's kind; dscore_mod is a dict by name.
     Raises as attention does. A gradient that autograd tracks has no derivative: evaluating it raises
@@ -298,9 +298,7 @@ def attention_backward(
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError(
-            "seed (None) must be that of the forward call: its dropout decides which entries have gradients"
-        )
+        raise ValueError("seed (None) must be the forward call's seed: its dropout decides what has a gradient")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -394,7 +392,7 @@ def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, An
 
 
 def _gradients_of(found: Sequence[Any], captured: dict[str, Any]) -> Gradients:
-    """found: those of q, k, v, bias and sink, then of what score_mod names."""
+    """found: gradients of q, k, v, bias and sink, then of the tensors that score_mod names."""
     names = (name.partition(".")[2] for name in captured)
     return Gradients(*found[:5], dict(zip(names, found[5:])) if captured else None)
 

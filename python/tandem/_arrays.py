@@ -51,7 +51,7 @@ def view(x: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError) as error:
         if not hasattr(x, "__array__"):
             raise TypeError(f"{name} ({type(x).__name__}) cannot be read where it lies: {error}") from error
-        return np.asarray(x)  # numpy cannot import bfloat16; arrays that have it convert without a copy
+        return np.asarray(x)  # numpy cannot import bfloat16; such arrays convert
 
 
 def like(original: Any, result: np.ndarray) -> Any:

@@ -7,16 +7,24 @@ form, with these exceptions. alignment is "explicit" with diagonal_offset (a num
 float32_out and layout_of_q describe out, and a binding ignores them. seed is an integer, two integers (seed, offset),
 or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
 
-A binding is a module with
+A binding is a module with these names.
 
-  ``run(what, call_args, workspace=0, bytes=0)`` what: FORWARD or BACKWARD, plus CHECK (check only), PREPARE (prepare
-  only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace, bytes: address and size of GPU
-  memory that the call may use. Returns None when the call is done, else a request: ("refused", a tandem_status)
-  ("describe", name of a tensor that it cannot read) ("read-only", name of a tensor that it would write to) ("copy",
-  names of tensors whose last dimension is not contiguous or, on a GPU, whose rows are not multiples of 16 bytes)
-  ("open", index of a GPU) ("workspace", bytes that it needs) ``merge(outs, lses, (out, lse))`` Takes tuples of
-  descriptions and returns what run() returns. ``open_gpu(index) -> tandem_status``, ``gpu_description(index)``, which
-  is None before open_gpu ``last_error()``, ``description()``, ``use_openmp_of(library)``, ``version``
+- ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus CHECK (check only),
+  PREPARE (prepare only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace and bytes are the
+  address and size of GPU memory that the call may use. It returns None when the call is done, else a request.
+- ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
+- ``open_gpu(index)`` returns a tandem_status, and ``gpu_description(index)`` is None before it.
+- ``last_error()``, ``description()``, ``use_openmp_of(library)`` and ``version``
+
+The requests are these.
+
+- ("refused", a tandem_status)
+- ("describe", name of a tensor that it cannot read)
+- ("read-only", name of a tensor that it would write to)
+- ("copy", names of tensors whose last dimension is not contiguous or, on a GPU, whose rows are not multiples of 16
+  bytes)
+- ("open", index of a GPU)
+- ("workspace", bytes that it needs)
 
 A call on a GPU is queued on the stream that the tensors' library works on, and returns then.
 
@@ -176,8 +184,8 @@ def check_mask(causal: Any, alignment: Any) -> None:
         )
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(
-            f"alignment ({alignment!r}) must be 'bottom_right' (the last query meets the last key) or 'top_left' (the "
-            "first query meets the first key)"
+            f"alignment ({alignment!r}) must be 'bottom_right' (the last query matches the last key) or 'top_left' "
+            "(the first query matches the first key)"
         )
 
 

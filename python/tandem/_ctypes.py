@@ -188,7 +188,7 @@ def gpu_description(index: int) -> str | None:
 
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
 _SCALAR_TYPES = {bool: 6, int: 0, float: 2}
-_LEAST = 5e-324  # serves for a softmax_scale of 0, which the C interface takes for "not given"
+_LEAST = 5e-324  # replaces a softmax_scale of 0, which means "not given" in C
 _WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
 
 
@@ -355,7 +355,7 @@ def _tensor_of(described: tuple[Any, ...]) -> _Tensor:
     address, device, device_index, code, bits, shape, strides = described[:7]
     n = len(shape)
     sizes = (_int64 * n)(*shape)
-    steps = None if 0 in shape else (_int64 * n)(*strides)  # those of no elements may be anything
+    steps = None if 0 in shape else (_int64 * n)(*strides)  # without elements, strides may be anything
     return _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
 
 

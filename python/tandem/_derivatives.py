@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 from tandem._errors import Unsupported
 
 _SECOND = (
-    "the second derivative of attention is not served: tandem computes first derivatives; for a gradient penalty, "
-    "hvp or hessian compute the attention with torch's own operations"
+    "the second derivative of attention is not served: compute the attention with torch's own operations for a "
+    "gradient penalty, hvp or hessian"
 )
 _FORWARD = (
     "forward-mode derivatives (torch.func.jvp, jacfwd, torch.autograd.forward_ad) of attention are not served: use "

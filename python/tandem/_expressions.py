@@ -14,7 +14,7 @@ _BINARY = {
     "*": 7, "/": 7, "//": 7, "%": 7,
 }  # fmt: skip
 _COMPARISON, _UNARY, _ATOM = 1, 8, 9
-_MAX_DEPTH = 12  # deeper parts get a name, because the language allows 64 levels
+_MAX_DEPTH = 12  # deeper parts get a name: the language allows 64 levels
 _MAX_NODES = 1 << 16  # far more than an expression may have: tracing stops here
 
 COMPARISONS = tuple(mark for mark, tight in _BINARY.items() if tight == _COMPARISON)

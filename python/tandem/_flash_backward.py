@@ -1,8 +1,8 @@
 """Gradients on GPUs for which Tandem has no backward kernels (Blackwell): torch's FlashAttention-2 backward on Tandem's
 results.
 
-It serves a part of what the forward does. Beyond that a forward call that wants gradients is refused, before anything
-is computed.
+It serves a part of the forward's options. A forward call that wants gradients with other options is refused before
+anything is computed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def refuse(call_args: CallArgs) -> None:
         (
             used,
             "seqused_q or seqused_k is given",
-            "pack what is used of each sequence, with cu_seqlens_q and cu_seqlens_k",
+            "pack the used part of each sequence, with cu_seqlens_q and cu_seqlens_k",
         ),
         (call_args.get("page_table") is not None, "page_table is given", "give keys and values dense or packed"),
         (call_args.get("float32_out"), "out_dtype (float32) is given", "leave it out"),
         (dropout_p, f"dropout_p ({dropout_p}) is given", "leave it out"),
         (
             deterministic,
-            "deterministic (True) is asked of one call",
-            "torch.use_deterministic_algorithms(True) asks it of all",
+            "deterministic (True) is set for one call",
+            "set torch.use_deterministic_algorithms(True) for all calls",
         ),
     )
     for refused, what, way_out in reasons:
@@ -61,8 +61,8 @@ def refuse(call_args: CallArgs) -> None:
 
 def _raise(what: str, way_out: str) -> None:
     raise Unsupported(
-        f"{what}, and a gradient is wanted on a GPU: there gradients are those of torch's FlashAttention backward, "
-        f"which does not serve it; {way_out}, or compute it on the CPU"
+        f"{what}, and a gradient is wanted on a GPU: torch's FlashAttention backward does not serve it there; "
+        f"{way_out}, or compute it on the CPU"
     )
 
 
@@ -80,8 +80,8 @@ def _lengths(call_args: CallArgs) -> tuple[int, int]:
 def _mask(call_args: CallArgs) -> _Mask:
     """Tandem's causal, window and alignment as torch's operator means them, else Unsupported.
 
-    The operator's diagonal is bottom-right. It takes a bound of seqlen_k or more for no bound. Where only one side has
-    a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
+    The operator's diagonal is bottom-right. It takes a bound of seqlen_k or more for no bound. If only one side has a
+    bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)
@@ -113,9 +113,7 @@ def _mask(call_args: CallArgs) -> _Mask:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink, None for all others. call_args: the call's, with out, lse, dout,
-    dlse.
-    """
+    """The wanted gradients of q, k, v, bias and sink, else None. call_args: the call's, with out, lse, dout, dlse."""
     refuse(call_args)
     if call_args.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")

@@ -1,4 +1,4 @@
-"""What calls on GPUs need in addition to the C interface: contexts, a compiler for the kernels, and workspaces."""
+"""Additions to the C interface for calls on GPUs: contexts, a compiler for the kernels, and workspaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of torch tensors: Tandem's backward on CPUs and Hopper GPUs, torch's on all others (_flash_backward)."""
+"""Gradients of torch tensors: Tandem's backward on CPUs and Hopper GPUs, torch's on other GPUs (_flash_backward)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def refuse(call_args: CallArgs) -> None:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; None for all others.
+    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; else None.
     call_args: the call's, with out, lse, dout and dlse."""
     if not is_own(call_args["q"]):
         return _flash_backward.gradients(call_args, wanted)

@@ -25,7 +25,7 @@ def padded(x: Tensor) -> Tensor:
 
 
 def padded_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with padded head dims; unchanged where those of q and k differ, so that the call is refused for it."""
+    """q, k and v with padded head dims; unchanged where q's and k's differ, so that the call is refused for it."""
     if q.shape[-1] != k.shape[-1]:
         return q, k, v
     return padded(q), padded(k), padded(v)

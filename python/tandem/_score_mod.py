@@ -21,9 +21,9 @@ class Mod:
         tandem.Mod("score - slope[head] * abs(q - k)", slope=slopes)
         tandem.Mod("q - k < width", width=128)
 
-    A name is a number (bool, int, float), whose value comes with each call and needs no new kernel, or an array of
-    float, int32, int64 or bool elements and 0 to 4 dimensions. An expression without such names may be passed as a
-    str. docs/score_mod.md describes the language.
+    A name is a number or an array. A number is a bool, int or float, whose value comes with each call and needs no new
+    kernel. An array has float, int32, int64 or bool elements and 0 to 4 dimensions. An expression without such names
+    may be passed as a str. docs/score_mod.md describes the language.
     """
 
     __slots__ = ("bindings", "origin", "text")
@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
 
     kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any
     number) are int32. The first kv_num_blocks entries of a row of kv_indices are the blocks of keys that are visible
-    as mask_mod shows them, or whole without one. Those of full_kv_indices are visible whole. All other blocks are
+    as mask_mod shows them, or whole without one. The blocks of full_kv_indices are visible whole. All other blocks are
     hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: the lists are what Blocks.of makes of the mask_mod
     passed with them. A mask_mod that is a window is then served as one, without the lists.
     """
@@ -71,10 +71,10 @@ class Blocks(NamedTuple):
     ) -> Blocks:
         """The visible blocks of a mask_mod: an expression, or a :class:`Mod` whose arrays lie on the device.
 
-        A block is in full_kv_indices if all of it is visible and within the sequences, else in kv_indices if some of
-        it is visible, as in torch. batch, heads: 1 if the expression reads neither. device: None for numpy arrays,
-        else that of torch tensors. Interval arithmetic decides most blocks, and no array of seqlen_q x seqlen_k is
-        made.
+        As in torch, a block is in full_kv_indices if all of it is visible and within the sequences. It is else in
+        kv_indices if some of it is visible. batch, heads: 1 if the expression reads neither. device: None for numpy
+        arrays, else the device of torch tensors. Interval arithmetic decides most blocks, and no array of seqlen_q x
+        seqlen_k is built.
 
         Pass the mask_mod to attention as well: it decides within blocks that are visible in part.
         Raises ValueError or TypeError for wrong arguments, tandem.Unsupported for what a GPU does not serve.
@@ -84,7 +84,7 @@ class Blocks(NamedTuple):
 
 
 def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool) -> dict[str, Any]:
-    """The lists of a block mask by torch's names: those of :class:`Blocks` and, by_keys, those for each block of keys.
+    """The lists of a block mask by torch's names: :class:`Blocks`' and, by_keys, the lists for each block of keys.
     sizes: batch, heads, seqlen_q, seqlen_k, queries and keys of a block.
     """
     from tandem import _binding

@@ -37,7 +37,7 @@ class _Attention(torch.autograd.Function):
         if result[0].is_cuda:
             _gradients.refuse(call_args)
         call(FORWARD, call_args)
-        # save_for_backward keeps the tensors, because it knows when they change and when they are no longer needed.
+        # save_for_backward keeps the tensors, because it knows when they change and when they can be freed.
         del call_args["out"], call_args["lse"]
         call_args.pop("max_scores", None)
         kept = None if isinstance(call_args.get("seed"), Tensor) else "seed"
@@ -127,8 +127,8 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
     if out is not None:
         if wants_gradient or out.requires_grad:
             raise ValueError(
-                "out must be None where a gradient is wanted, and must not require one itself: it is written in place; "
-                "leave it out, or call under torch.no_grad() with detached tensors"
+                "out must be None where a gradient is wanted, and must not require one itself: leave it out, or call "
+                "under torch.no_grad() with detached tensors"
             )
     elif wants_gradient:
         if not _WITHOUT_GRADIENT.isdisjoint(call_args):
@@ -298,7 +298,7 @@ def other_gradients(
 def finish_backward(
     call_args: CallArgs, captured: Sequence[Tensor], results: Sequence[Any], targets: Sequence[Any]
 ) -> list[Any]:
-    """Counts the writes to the targets, and refuses second derivatives of what is new."""
+    """Counts the writes to the targets, and refuses second derivatives of new tensors."""
     sources = [x for name, x in call_args.items() if name in (*INPUTS, "out", "lse", "dout", "dlse")]
     sources += captured
     new = [x if target is None else None for x, target in zip(results, targets)]

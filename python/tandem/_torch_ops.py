@@ -74,7 +74,7 @@ _SEED = INPUTS.index("seed")
 _SINK = INPUTS.index("sink")  # autocast casts those before it
 DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
-_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then those of mask_mod
+_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod's
 _parameters += ", *, " + ", ".join(SCHEMA)
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
@@ -124,7 +124,7 @@ def captured_of(inputs: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
-    """A call's arguments from the operator's; those that have their defaults may be missing."""
+    """A call's arguments from the operator's; arguments with default values may be missing."""
     call_args = dict(zip(INPUTS, inputs))
     call_args.update(options)
     call_args["window"] = (call_args.pop("window_left", None), call_args.pop("window_right", None))
@@ -382,7 +382,7 @@ _library.impl("merge", _merge_autograd, "Autograd", with_keyset=True)
 class Transformed(torch.autograd.Function):
     """The operator under functorch (torch.func.grad, vmap), which the dispatcher's autograd kernels do not serve."""
 
-    generate_vmap_rule = True  # by those of the operators
+    generate_vmap_rule = True  # by the operators' rules
 
     @staticmethod
     def forward(options: dict[str, Any], *arguments: Any) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from tandem._trace_rules import RULES, UNKNOWN, kind_of, wrapped
 from tandem._trace_values import changes, fits
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
-_MAX_NAMES = 32  # of one expression
+_MAX_NAMES = 32  # in one expression
 _DTYPES = {BOOL: torch.bool, INT: torch.int32, FLOAT: torch.float32}
 _NARROW = (torch.uint8, torch.int8, torch.int16)  # results wrap around; expressions read them as int32
 _WIDE = (torch.int64, torch.uint32, torch.uint64)  # may hold numbers that an int does not
@@ -40,9 +40,9 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device, com
     """The expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx).
 
-    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this, so
-    that numbers that change from call to call become tensors, which need no new graph.
-    Raises Unsupported, with file and line, for what no expression says.
+    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this,
+    and changing numbers become tensors, so that no new graph is needed.
+    Raises Unsupported, with file and line, for a function without an expression.
     """
     tracing = _Tracing(argument, device)
     try:
@@ -136,8 +136,8 @@ class _Tracing:
         hides_gradient = self.grad_enabled and node.differentiable and not torch.is_grad_enabled()
         if hides_gradient and node.operands:
             self.refuse(
-                "torch.no_grad() hides a float from its gradient, which no expression says: compute with tensors that "
-                "require no gradient, or leave it out"
+                "torch.no_grad() hides a float from its gradient, which no expression can do: leave it out, or compute "
+                "with tensors that require no gradient"
             )
         return Symbol(self, node)
 
@@ -179,8 +179,7 @@ class _Tracing:
         return mod
 
     def _inline_numbers(self, needed: set[str]) -> None:
-        """Writes numbers into the expression, those without a variable of their own first, until the names are few
-        enough."""
+        """Writes numbers into the expression, first numbers without a variable, until the names are few enough."""
         numbers = sorted((n for n in self._numbers if n in needed), key=lambda name: not name.startswith("number"))
         for name in numbers[: len(needed) - _MAX_NAMES]:
             for leaf in self._numbers.pop(name):
@@ -200,7 +199,7 @@ class _Tracing:
             return self._number(x)
         if isinstance(x, Tensor) and x.dim():
             self.refuse(
-                f"a tensor of shape {tuple(x.shape)} meets one score: index it, as in table[h] or table[b, q_idx]"
+                f"a tensor of shape {tuple(x.shape)} is combined with one score: index it, as in table[b, q_idx]"
             )
         if isinstance(x, Tensor):
             return self.element(x, ())
@@ -234,7 +233,7 @@ class _Tracing:
             elif tensor.dtype in _WIDE:
                 if not fits(tensor):
                     self.refuse(
-                        f"a tensor of {tensor.dtype} is captured that holds numbers beyond 32 bits: number them anew, "
+                        f"a tensor of {tensor.dtype} is captured that holds numbers beyond 32 bits: number them again, "
                         "as torch.unique(x, return_inverse=True)[1] does"
                     )
                 value = tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
@@ -297,7 +296,7 @@ class _Tracing:
         return dtype if dtype in _NARROW else None
 
     def call(self, name: str, *operands: Any, kind: int | None = None) -> Symbol:
-        """A function of numbers, all of one kind unless kind says which."""
+        """A function of numbers, all of one kind unless kind is given."""
         narrow = self._narrow(*operands)
         nodes = [self.node(x) for x in operands]
         nodes = [self.to(INT, x) if x.kind == BOOL else x for x in nodes]
@@ -424,7 +423,7 @@ def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
 
 
 class Symbolic(torch.Tensor):
-    """A tensor without values; its class says what it stands for. It lies on "meta"."""
+    """A tensor without values; its class defines its meaning. It lies on "meta"."""
 
     tracing: _Tracing
 

@@ -54,7 +54,7 @@ def unrolled(t: Any, x: Any) -> Any:
 def _check_count(t: Any, x: Any) -> None:
     if x.numel() > _MAX_ELEMENTS:
         t.refuse(
-            f"a tensor of shape {tuple(x.shape)} meets one score, and more than {_MAX_ELEMENTS} elements are not "
+            f"a tensor of shape {tuple(x.shape)} is combined with one score, and over {_MAX_ELEMENTS} elements are not "
             "unrolled: index it, as in table[h] or table[b, q_idx]"
         )
 
@@ -85,7 +85,7 @@ def _elementwise(rule: Callable[..., Any]) -> Callable[..., Any]:
         wide = {key: _picked(x, _places(x).expand(shape)) for key, x in (*arrays.items(), *named.items())}
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         if count > _MAX_ELEMENTS:
-            t.refuse(f"a tensor of shape {tuple(shape)} is made for each score, of {_MAX_ELEMENTS} elements at most")
+            t.refuse(f"a tensor of shape {tuple(shape)} is created for each score, of {_MAX_ELEMENTS} elements at most")
         results = [
             rule(
                 t,

@@ -187,7 +187,8 @@ def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
         t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which no expression says: leave it out, scores are float32"
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which no expression can do: leave it out, scores are "
+            "float32"
         )
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
         t.refuse(f"a cast to {dtype} is not among what expressions have: ints have 32 bits and a sign")
@@ -228,7 +229,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
         arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
         if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
-            t.refuse("a tensor with dimensions is made, and a score is one number: its size is ()")
+            t.refuse("a tensor with dimensions is created, and a score is one number: its size is ()")
         kind = t.node(x).kind if dtype is None else kind_of(dtype)
         if value is not None:
             return t.symbol(t.graph.constant((bool, int, float)[kind](value)))
@@ -239,7 +240,9 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
 
 def _detach(t: Any, x: Any) -> Any:
     if t.grad_enabled and t.node(x).differentiable:
-        t.refuse("detach() hides a float from its gradient, which no expression says: detach captured tensors instead")
+        t.refuse(
+            "detach() hides a float from its gradient, which no expression can do: detach captured tensors instead"
+        )
     return x
 
 
@@ -337,7 +340,7 @@ for _name, _others in {
     "log_sigmoid": ("logsigmoid",),
 }.items():  # fmt: skip
     RULES.update(dict.fromkeys(_others, RULES[_name]))
-# Operators, by the name of what they are, and theirs between two underscores.
+# The names of operators, and the names between two underscores of their methods.
 BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "floor_divide": "floordiv", "remainder": "mod",
     "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",

@@ -75,7 +75,7 @@ class Rule:
             return _front(x, dims[n], count).flatten(0, 1)
 
         found = self._operator(*map(fold, range(len(arguments))), **options)
-        # A gradient that is not wanted is an empty tensor, and those of captured tensors an empty list.
+        # A gradient that is not wanted is an empty tensor. Captured tensors without gradients have an empty list.
         mapped = [isinstance(x, Tensor) and x.dim() > 1 for x in found]
         return tuple(x.unflatten(0, (count, batch)) if m else x for x, m in zip(found, mapped)), tuple(
             [] if isinstance(x, list) else 0 if m else None for x, m in zip(found, mapped)

@@ -45,7 +45,7 @@ TEST(BackwardGrid, AdditionsMakeAHopperStepLonger) {
 }
 
 // Four m_blocks and n_blocks of one head.
-TEST(BackwardGrid, OneBlockWaitsForNobody) {
+TEST(BackwardGrid, OneBlockDoesNotWait) {
   const Problem p = heads(1, 1, 512, 64);
   plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   tiling.grid = 1;
@@ -67,7 +67,7 @@ TEST(BackwardGrid, NBlocksFollowEachOther) {
 }
 
 // From the diagonal on n_block n + 1 is a step ahead of n.
-TEST(BackwardGrid, FromTheDiagonalNobodyWaits) {
+TEST(BackwardGrid, FromTheDiagonalNoBlockWaits) {
   const Problem p = causal(heads(1, 64, 1024, 64));
   plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   ASSERT_TRUE(tiling.tile.spt);

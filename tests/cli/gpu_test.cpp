@@ -22,7 +22,7 @@ TEST(GpusSeenTest, ListsThemAndTheDriver) {
   EXPECT_EQ(seen.driver_version, 12080);
 }
 
-TEST(GpusSeenTest, SaysWhyThereAreNone) {
+TEST(GpusSeenTest, ReportsWhyNoGpuIsSeen) {
   const GpusSeen seen = gpus_seen("libno_such_driver.so");
   EXPECT_TRUE(seen.gpus.empty());
   EXPECT_NE(seen.why_none.find("install the driver"), std::string::npos) << seen.why_none;

@@ -94,7 +94,7 @@ TEST(CpuAdversarial, LargeScores) {
   }
 }
 
-// The maximum grows with every tile, by less and by more than what delays a rescale.
+// The maximum grows with every tile, by less and by more than the threshold of a rescale.
 TEST(CpuAdversarial, ScoresThatRise) {
   for (const double step : {0.01, 0.05, 0.2, 1.0, 3.0}) {
     for (const char* more : {"--seqlen-q 33", "--seqlen-q 1"}) {

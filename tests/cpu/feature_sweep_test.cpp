@@ -108,7 +108,7 @@ TEST_P(CpuFeatureSweep, Long) {
   }
 }
 
-// Of equal scores and small integers only the last division and the last conversion round.
+// With equal scores and small integers only the last division and the last conversion round.
 TEST_P(CpuFeatureSweep, IntegersAreExactToOneRounding) {
   for (const int keys : {1, 2, 3, 5, 8, 64, 100, 257, 1000}) {
     Instance in(from_flags(dtype() + "--values integer --seqlen-q 20 --head-dim 16 --head-dim-v 16 --seqlen-k " +

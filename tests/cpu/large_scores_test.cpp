@@ -34,8 +34,8 @@ TEST(CpuLargeScores, WholeRows) {
   for (const double score : {-1e4, -1e8, -1e9, -1e10, -1e30, 1e9}) {
     for (const char* more : {"--gradients qkvs", "--sink f32 --gradients qkvs", "--causal 1 --gradients qkv",
                              "--seqlen-q 2 --gradients qkv", "--dtype f32 --seqlen-q 2"}) {
-      // Every third row, or all of them. float32 rounds these scores, so a 16-bit dbias, which the test judges with the
-      // reference's out, is asked for in float32 alone.
+      // Every third row, or all of them. float32 rounds these scores, so dbias is requested in float32
+      // alone: the test judges a 16-bit dbias with the reference's out.
       expect_good_in_all("--seqlen-q 50 --seqlen-k 210 --bias f32 --bias-shape 11i1 " + std::string(more),
                          [=](Instance& in) { fill(in.bias, [=](int64_t n) { return n % 3 == 0 ? score : 0; }); });
       expect_good_in_all("--seqlen-q 50 --seqlen-k 70 --bias f32 --bias-shape 1111 " + std::string(more),

@@ -51,7 +51,7 @@ void expect_close(Held& got, Held& expected, int64_t count, const char* what) {
   }
 }
 
-// A ring: the keys lie in parts, and each part's forward is told where they lie. One part alone has the sink. Then
+// A ring: the keys lie in parts, and each part's forward gets their place. One part alone has the sink. Then
 // each part's backward, from the merged out and lse, adds to one dq; dk and dv are its own keys'.
 TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
   constexpr int64_t kQueries = 40, kHeads = 2, kDim = 16, kPart = 25, kParts = 3, kKeys = kPart * kParts;

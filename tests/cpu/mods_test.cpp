@@ -107,7 +107,7 @@ TEST_P(CpuMods, ManyTiles) {
               "--score-mod score*temperature-slope[head]*abs(q-k)+table[head,k]");
 }
 
-// Texts that the engine has options for, judged by what they say; with lengths of their own and packed, too.
+// The engine has options for these texts, and they are judged as texts; with separate lengths and packed, too.
 TEST_P(CpuMods, Options) {
   for (const char* shape : {"--batch 2 --seqlen-q 41 --seqlen-k 70 ", "--batch 2 --seqlen-q 70 --seqlen-k 41 ",
                             "--batch 2 --seqlen-q 41 --seqlen-k 70 --used-q 30,41 --used-k 70,7 ",
@@ -125,7 +125,7 @@ TEST_P(CpuMods, Options) {
   }
 }
 
-// What an option says, said by a text: the same keys in the same order, so the same bits.
+// A text that equals an option reads the same keys in the same order, so the bits are equal.
 TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
   const NamedEngine engine = cpu_engine(2);
   const auto bits = [&engine](const std::string& mask) {

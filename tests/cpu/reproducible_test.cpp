@@ -1,4 +1,5 @@
-// The same bits whatever the number of threads, their order, the run, and, where asked for, the rest of the batch.
+// The bits depend neither on the number of threads, their order and the run nor, if requested, on the rest of the
+// batch.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -31,7 +32,7 @@ void run(const Problem& p, cpu::Threads& threads, std::byte poison) {
   (p.pass == TANDEM_FORWARD ? cpu::forward : cpu::backward)(p, threads, workspace.data());
 }
 
-void give_oracle_results(Instance& in) {
+void give_reference_results(Instance& in) {
   Outputs exact = in.exact_outputs(TANDEM_FORWARD);
   reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
   in.give_results(&exact);
@@ -55,7 +56,7 @@ TEST(CpuReproducible, AnyNumberOfThreadsInAnyOrder) {
   for (const char* flags : kProblems) {
     for (const std::string dtype : {"f32", "bf16", "f16"}) {
       Instance in(from_flags(std::string(flags) + " --dtype " + dtype));
-      give_oracle_results(in);
+      give_reference_results(in);
       for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
         uint64_t first = 0;
         for (const int count : {1, 2, 3, 7, 2, -1, -5}) {  // negative: a caller's own threads, one after another
@@ -84,12 +85,12 @@ struct Rows {
 void compare_alone(const Case& together, const Case& alone, const Rows& rows) {
   const int64_t q_row = together.heads_q * together.head_dim, k_row = together.heads_k * together.head_dim;
   Instance many(together), one(alone);
-  give_oracle_results(many);
+  give_reference_results(many);
   copy_rows(many.q, rows.q_begin, rows.q, q_row, one.q);
   copy_rows(many.dout, rows.q_begin, rows.q, q_row, one.dout);
   copy_rows(many.k, rows.k_begin, rows.k, k_row, one.k);
   copy_rows(many.v, rows.k_begin, rows.k, k_row, one.v);
-  give_oracle_results(one);
+  give_reference_results(one);
   cpu::Threads threads(3, nullptr, nullptr);
   const auto same = [&](const char* name, const Tensor& a, int64_t begin, int64_t count, int64_t row, const Tensor& b) {
     for (int64_t n = 0; n < count * row; ++n) {

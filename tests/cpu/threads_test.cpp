@@ -11,7 +11,7 @@
 namespace tandem::cpu {
 namespace {
 
-// Whether every task of a run is called exactly once.
+// True if every task of a run is called exactly once.
 bool each_once(Threads& threads, int32_t tasks) {
   std::vector<std::atomic<int>> calls(static_cast<size_t>(tasks));
   threads.run(tasks, [&](int32_t task) { ++calls[static_cast<size_t>(task)]; });
@@ -68,7 +68,7 @@ TEST(Threads, StartAnewInAForkedChild) {
   ASSERT_TRUE(each_once(threads, 20));
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // a child that waits for threads it does not have must not wait for ever
+    alarm(20);  // ends a child that waits for threads it does not have
     _exit(each_once(threads, 20) ? 0 : 1);
   }
   int status = -1;

@@ -243,7 +243,7 @@ TEST(KernelsBackward, ABiasOfEveryShape) {
 
 // With dropout or a softcap, kernels skip 16 or 32 queries of a bias at a time if they see none of a warp's keys. This
 // holds for two CTAs and for the kernel of the bias's gradient.
-TEST(KernelsBackward, ScoresOfABiasThatNobodySees) {
+TEST(KernelsBackward, ScoresOfAnInvisibleBias) {
   const std::string pairs = "--gradients qkvb --dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-k 500 ";
   expect_all_good(
       {{pairs + "--seqlen-q 400 --causal 1 --bias f32 --dropout 0.2 --heads-q 2 --heads-k 1"},
@@ -267,7 +267,7 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
 
 // With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and with
 // it the fastest kernel, differs. A single query sees all keys, so its plan alone has no mask.
-TEST(KernelsBackward, ASequenceBesideALongerOneAndAlone) {
+TEST(KernelsBackward, ASequenceWithALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());
   const struct {
     const char *flags, *q, *k;

@@ -227,7 +227,7 @@ TEST(KernelsMods, CapturedTables) {
 }
 
 // Tables with infinities and NaN, in the forward and in the gradients of the tables.
-std::vector<CheckedCase> hostile(const std::string& more) {
+std::vector<CheckedCase> adversarial(const std::string& more) {
   const std::string flags =
       "--dtype bf16 --heads-q 2 --heads-k 2 --seqlen-q 70 --seqlen-k 140 --head-dim 64 --head-dim-v 64 " + more;
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -265,12 +265,12 @@ std::vector<CheckedCase> hostile(const std::string& more) {
   }
   return all;
 }
-TEST(KernelsMods, Hostile) { expect_all_good(hostile("")); }
+TEST(KernelsMods, Adversarial) { expect_all_good(adversarial("")); }
 // Derivatives are infinite or undefined where they should be, for elements with and without finite neighbours. Sums
 // have numbers of very different sizes, and no derivative spoils a gradient of 0.
-TEST(KernelsMods, CapturedHostile) { expect_all_good(hostile("--gradients m ")); }
+TEST(KernelsMods, CapturedAdversarial) { expect_all_good(adversarial("--gradients m ")); }
 // The same tables if the main kernel accumulates captured gradients.
-TEST(KernelsMods, CapturedHostileBesideKeys) { expect_all_good(hostile("--gradients km ")); }
+TEST(KernelsMods, CapturedAdversarialWithKeys) { expect_all_good(adversarial("--gradients km ")); }
 
 // Scores as large as their exponents allow: one key of a row has all its weight.
 TEST(KernelsMods, LargeScores) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the includes of the sources against the table of docs/architecture.md.
 
-layering_test.py <root>         prints each include that the table does not allow; exit code 1 if there is one
-layering_test.py --self-test    checks that it finds each violation in a small tree of violations
+- layering_test.py <root> prints each include that the table does not allow. The exit code is 1 if there is one.
+- layering_test.py --self-test checks that it finds each violation in a small tree of violations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the tests of CUDA tensors share. Whoever imports this where there is no GPU is skipped.
+"""Shared parts of the tests of CUDA tensors. A module that imports this is skipped without a GPU.
 
-The files named test_cuda*.py are judged by float64 on the GPU and the 2x rule. Each runs under pytest and by itself:
+The files named test_cuda*.py are judged by float64 on the GPU and the 2x rule. Each runs under pytest and alone:
 
     PYTHONPATH=python python -m pytest -q tests/python/test_cuda*.py
     PYTHONPATH=python python tests/python/test_cuda.py [part of a test's name]    # without pytest
@@ -80,7 +80,7 @@ def captured(function, *arguments, **named):
 
 
 def run(tests):
-    """The tests of a module's globals, or those whose names have a part of the command line; the exit status."""
+    """Runs a module's tests, or the tests whose names have a part of the command line; the exit status."""
     failed = 0
     start = time.monotonic()
     names = [n for n in tests if n.startswith("test_") and all(part in n for part in sys.argv[1:])]

@@ -10,7 +10,7 @@ def int32(*values):
 
 
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.0])
-# What flash_attn is told, and the same for the plain formula.
+# Arguments of flash_attn, and the same for standard attention.
 OPTIONS = {
     "plain": ({}, {}),
     "causal": ({"causal": True}, {"causal": True}),

@@ -1,6 +1,6 @@
-"""Attention written plainly in numpy, float64 unless told otherwise: what the tests hold Tandem to.
+"""Attention written plainly in numpy, in float64 by default: the tests compare Tandem with it.
 
-Follows docs/semantics.md line by line and shares nothing with the package. Gradients are those of the formula, by hand.
+Follows docs/semantics.md line by line and shares nothing with the package. Gradients are derived by hand.
 """
 
 from __future__ import annotations
@@ -100,8 +100,10 @@ def backward(dout, q, k, v, *, dlse=None, kept=None, dtype=np.float64, **options
 
 
 def hold(ours, exact, plain, what=""):
-    """The 2x rule: our largest error is at most twice the plain formula's, plus 16 units of float32 (one run of a plain
-    formula on few numbers may be right by luck; the C++ tests weigh that and hold the engines tighter)."""
+    """The 2x rule: our largest error is at most twice the error of standard attention, plus 16 units of float32.
+
+    One run of standard attention on few numbers may be right by luck. The C++ tests weigh that and are stricter.
+    """
     ours, exact, plain = (np.asarray(x, np.float64) for x in (ours, exact, plain))
     assert ours.shape == exact.shape, f"{what}: shape {ours.shape}, expected {exact.shape}"
     finite = np.isfinite(exact)

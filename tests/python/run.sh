@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs one file of Python tests in build/venv; exit code 77 (skipped) where there is none.
+# Runs one file of Python tests in build/venv; exit code 77 (skipped) without that folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ ! -x build/venv/bin/python ]; then

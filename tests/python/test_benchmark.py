@@ -1,4 +1,4 @@
-"""The benchmark's data and its judge (bench/rig), on the CPU: what it is told is what it makes, and what is wrong is
+"""The benchmark's data and its judge (bench/rig), on the CPU: the data follow the arguments, and wrong results are
 called wrong."""
 
 import copy
@@ -108,7 +108,7 @@ def test_how_often_a_softmax_must_rescale(kind):
 def test_rules_of_rescaling():
     flat = torch.zeros(64, 512)
     assert data._walk(flat) == (4, 0, False)
-    flat[3, :128] = 12  # 2^12 times 128 keys, in the last step that is taken, do not pass 2^24
+    flat[3, :128] = 12  # 2^12 times 128 keys do not pass 2^24 in the last step
     assert data._walk(flat) == (4, 0, False)
     flat[3, :128] = 20
     assert data._walk(flat) == (4, 1, False)
@@ -119,7 +119,7 @@ def test_rules_of_rescaling():
 
 
 def gradients(x, changed=lambda scores: scores):
-    """dq, dk, dv by autograd of the plain formula in float64."""
+    """dq, dk, dv by autograd of standard attention in float64."""
     leaves = [t.double().requires_grad_() for t in (x.q, x.k, x.v)]
     whole = copy.copy(x)
     whole.q, whole.k, whole.v = leaves
@@ -143,6 +143,6 @@ def test_gradients_that_are_right_pass_and_wrong_ones_do_not(kind, options):
 
 def test_twice_the_errors_of_others_are_allowed():
     assert compare.is_right([0.02, 0.03], [0.01, 0.015]) and not compare.is_right([0.02, 0.04], [0.01, 0.015])
-    assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by whoever has this one
+    assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by the library that has this gradient
     assert compare.is_right([0.02, 0.03], [0.01]) and not compare.is_right([0.02, 0.04], [0.01])  # gradients alone
     assert compare.is_right([0.03]) and not compare.is_right([0.04]) and not compare.is_right([float("nan")], [0.01])

@@ -84,7 +84,7 @@ def test_a_stream_of_each():
     for device, stream, work, x in zip(devices, streams, busy, there):
         with torch.cuda.device(1 - device.index), torch.cuda.stream(stream):  # the stream's GPU becomes current
             for _ in range(20):
-                work @ work  # what follows comes late
+                work @ work  # all later work comes late
             late = [y * 1 for y in x]
             results.append(tandem.attention(*late, **options) + 0)  # the same stream: no wait is needed
     for device, stream, result in zip(devices, streams, results):

@@ -45,7 +45,7 @@ def test_flash_attn():
 
 
 def cache_case(**given):
-    """flash_attn_with_kvcache's arguments, with what the cache holds after the call and out, in float64."""
+    """flash_attn_with_kvcache's arguments, the cache after the call and out, in float64."""
     k_cache, v_cache, q, k, v = tensors((3, 80, 2, 64), (3, 80, 2, 64), (2, 2, 4, 64), (2, 2, 2, 64), (2, 2, 2, 64))
     seqlens, rows, pads = (5, 60), given.get("cache_batch_idx", int32(0, 1)).tolist(), given.get("cache_leftpad")
     pads = (0, 0) if pads is None else pads.tolist()

@@ -22,7 +22,7 @@ def test_streams():
         producer, stream = torch.cuda.Stream(), torch.cuda.Stream()
         with torch.cuda.stream(producer):
             for _ in range(20):
-                busy @ busy  # what follows comes late
+                busy @ busy  # all later work comes late
             late = [x.clone() for x in (q, k, v)]
         stream.wait_stream(producer)
         with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""The programs of examples/python run, and do what they say."""
+"""The programs of examples/python run, and keep their promises."""
 
 import math
 import os
@@ -17,7 +17,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 
 
 def run(name, *arguments):
-    """What the example prints; with the tandem that is under test."""
+    """The output of the example, with the tandem that is under test."""
     package = str(pathlib.Path(tandem.__file__).parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -34,7 +34,7 @@ def test_train_characters():
     losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", printed)]
     assert abs(losses[0] - math.log(characters)) < 0.1
     assert losses[-1] < losses[0] - 0.5
-    assert len(printed.rpartition("loss ")[2]) > 400  # what it wrote
+    assert len(printed.rpartition("loss ")[2]) > 400  # the generated text
 
 
 def test_sentences():

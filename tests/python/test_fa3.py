@@ -1,4 +1,4 @@
-"""The FlashAttention-3 interface (tandem.fa3): results and gradients against the plain formula in float64."""
+"""The FlashAttention-3 interface (tandem.fa3): results and gradients against standard attention in float64."""
 
 import pytest
 

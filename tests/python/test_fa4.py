@@ -1,4 +1,4 @@
-"""The FlashAttention-4 interface (tandem.fa4): results and gradients against the plain formula in float64."""
+"""The FlashAttention-4 interface (tandem.fa4): results and gradients against standard attention in float64."""
 
 import functools
 import types
@@ -139,7 +139,7 @@ def test_fa4_varlen_of_dense_sides(random, packed):
 
 
 def test_functions_of_flash_attention_4(random):
-    """Captured by aux_tensors, which are learned, and told of lengths and of where a packed sequence begins."""
+    """Captures aux_tensors, which are learned, and reads lengths and the beginning of a packed sequence."""
 
     def bias(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
         table, place = aux_tensors[0], kv_idx + seqlen_info.offset_k

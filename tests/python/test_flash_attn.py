@@ -1,4 +1,4 @@
-"""The FlashAttention-2 interface (tandem.flash_attn): results and gradients against the plain formula in float64."""
+"""The FlashAttention-2 interface (tandem.flash_attn): results and gradients against standard attention in float64."""
 
 import numpy as np
 import pytest

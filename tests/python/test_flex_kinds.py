@@ -267,7 +267,7 @@ def test_lists_of_other_tensors_are_refused(mask, sentence):
 
 
 class OnGpu:
-    """A tensor that says it is on a GPU, for the choice that mask_of makes."""
+    """A tensor that claims to be on a GPU, for the choice that mask_of makes."""
 
     is_cuda, device = True, torch.device("cpu")
 
@@ -299,7 +299,7 @@ def test_masks_of_create_block_mask_need_no_table():
     mask = tandem.create_block_mask(lambda b, h, i, j: i >= j, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=8)
     options = mask_of(mask, OnGpu(2, 4, LENGTH, 8), OnGpu(2, 4, LENGTH, 8))
     assert options["mask_mod"].text == "q >= k" and "block_mask" not in options
-    mask.kv_num_blocks.zero_()  # written to: it is no longer what create_block_mask made
+    mask.kv_num_blocks.zero_()  # written to, so it differs from create_block_mask's
     options = mask_of(mask, OnGpu(2, 4, LENGTH, 8), OnGpu(2, 4, LENGTH, 8))
     assert "[" in options["mask_mod"].text
 

@@ -15,7 +15,7 @@ from tandem import flex  # noqa: E402
 
 
 def blocks_of_any_kind(batch, heads, seed=3):
-    """A BlockMask whose lists say more than its mask_mod, with rows that see nothing, in no order."""
+    """A BlockMask whose lists hide more than its mask_mod, with rows that see nothing, in no order."""
     random = np.random.default_rng(seed)
     kind = torch.from_numpy(random.integers(0, 4, (batch, heads, 3, 5)))  # hidden, hidden, in part, whole
     kind[:, :, 1] *= random.integers(0, 2)

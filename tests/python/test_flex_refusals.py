@@ -97,7 +97,7 @@ REFUSED = {
     of_a_list: (tandem.Unsupported, "an index of anything but a tensor needs a value"),
     of_an_array: (tandem.Unsupported, "numpy needs values"),
     by_lgamma: (tandem.Unsupported, "no expression has torch's lgamma"),
-    without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) meets one score"),
+    without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) is combined with one score"),
     by_a_float: (tandem.Unsupported, "an index is an int, and this is a float"),
     too_many: (IndexError, r"3 indices are given to a tensor of shape \(4, 9\)"),
     out_of_bounds: (IndexError, "index 9 is out of bounds for a dimension of 9"),

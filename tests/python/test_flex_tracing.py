@@ -52,7 +52,7 @@ def test_a_changed_number_changes_no_text():
     assert (one.bindings, other.bindings) == ({"width": 9, "gain": 0.5}, {"width": 1000, "gain": 3.25})
     wide = trace(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx < WINDOW) | (kv_idx == 7), "mask_mod", CPU)
     assert wide.bindings == {"WINDOW": 7}  # also where it is a global one, equal to a literal
-    assert window(4, 0.5).text != one.text  # the literal is the number that is captured: one name for both
+    assert window(4, 0.5).text != one.text  # the literal is the captured number: one name for both
 
 
 def test_captured_things_are_looked_at_in_every_call():
@@ -150,7 +150,7 @@ class Random:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_functions(seed):
-    """Every score by itself, and its gradients: the LSE of a query that sees one key is that key's score."""
+    """Every score alone, and its gradients: the LSE of a query that sees one key is that key's score."""
     random = Random(seed)
     function = random.number(1 + seed % 4)
     q, k, v = tensors((BATCH, HEADS, 5, 8), *[(BATCH, HEADS, 6, 8)] * 2, dtype=torch.float64, seed=seed)

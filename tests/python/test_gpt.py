@@ -1,5 +1,7 @@
-"""examples/gpt: the loss falls, runs are equal in every bit, libraries agree within the spread over the seeds, and the
-program says so where they do not."""
+"""examples/gpt: the loss falls, and runs are equal in every bit.
+
+Libraries agree within the spread over the seeds, and the program reports where they do not.
+"""
 
 import json
 import math
@@ -38,7 +40,7 @@ def made_up_text():
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What a comparison of two seeds printed, its record and its picture."""
+    """The output of a comparison of two seeds, its record and its picture."""
     folder = tmp_path_factory.mktemp("gpt")
     (folder / "text").write_text(made_up_text())
     files = folder / "gpt.json", folder / "gpt.svg"
@@ -50,7 +52,7 @@ def compared(tmp_path_factory):
 
 @pytest.fixture
 def program(monkeypatch):
-    """train.py as a module, whose neighbours are not left behind for other tests."""
+    """train.py as a module, whose neighbours are not left for other tests."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     ours = ("train", "attention", "curves", "model")
     for name in ours:
@@ -82,7 +84,7 @@ def test_libraries_agree_within_the_spread(compared):
     printed, record, _ = compared
     losses = {(of["attention"], of["seed"]): of["losses"] for of in record["runs"]}
     for seed in range(2):
-        # The same weights and bytes: first losses differ by what float32 rounds, far less than one seed from another.
+        # The same weights and bytes: first losses differ by float32's rounding, far less than one seed from another.
         assert abs(losses["tandem", seed][0] - losses["sdpa", seed][0]) < 1e-5
     assert abs(losses["tandem", 0][0] - losses["tandem", 1][0]) > 1e-3
     finals = {
@@ -115,8 +117,8 @@ def made_up(attention, finals, weights="same"):
     ("finals", "weights", "code", "said"),
     [
         ((1.01, 1.11, 1.21), "same", 0, "within"),
-        ((1.31, 1.41, 1.51), "same", 1, "NOT within"),  # apart by more than the spread
-        ((0.5, 1.1, 9.0), "same", 1, "NOT within"),  # a spread of its own allows nothing
+        ((1.31, 1.41, 1.51), "same", 1, "NOT within"),  # they differ by more than the spread
+        ((0.5, 1.1, 9.0), "same", 1, "NOT within"),  # its separate spread allows nothing
         ((1.0, float("nan"), 1.2), "same", 1, "NOT within"),
         ((1.0, 1.1, 1.2), "other", 0, "differ"),  # another library's runs may differ
     ],

@@ -162,7 +162,7 @@ def test_gradients_by_the_operator(operator, name, with_sink):
         q_shape, k_shape, (*k_shape[:-1], dim_v), (*q_shape[:-1], dim_v), q_shape[-2:-1], dtype=torch.float64
     )
     sink = sink if with_sink else None
-    if name == "top-left":  # more keys than queries: shifted, so that its bounds are the operator's
+    if name == "top-left":  # more keys than queries: a shift to the operator's bounds
         k, v = k[:, :7], v[:, :7]
     out, lse = tandem.attention(q, k, v, sink=sink, return_lse=True, **given)
     wanted = tandem.attention_backward(dout, q, k, v, out, lse, sink=sink, **given)
@@ -316,7 +316,7 @@ def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
 def test_requests_of_the_binding(binding):
     run = pytest.importorskip(f"tandem.{binding}").run
 
-    def on_gpu(address, strides, dim=8, bits=16):  # of GPU number 77, described as _arrays.describe does
+    def on_gpu(address, strides, dim=8, bits=16):  # on GPU number 77, as _arrays.describe does
         return (address, 2, 77, 4, bits, (1, 2, 1, dim), (*strides, 1), False, None)
 
     def asked(*given, what=0):

@@ -75,7 +75,7 @@ def test_a_text_has_the_bits_of_the_option(mods, option, packed):
 
 
 def test_lists_that_are_not_of_the_mask_mod_say_what_they_say():
-    """Nothing is seen by lists without a block, unless the caller says that they are what mask_mod is."""
+    """Nothing is seen by lists without a block, unless the caller declares them equal to mask_mod."""
     blocks = tandem.Blocks(np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1, 1), np.int32))
     assert not tandem.attention(Q, K, V, mask_mod="k <= q", block_mask=blocks).any()
     of_mask_mod = blocks._replace(of_mask_mod=True)

@@ -1,4 +1,4 @@
-"""score_mod and mask_mod of torch tensors: gradients of what they name, the operators, torch.compile."""
+"""score_mod and mask_mod of torch tensors: gradients of the tensors that they name, the operators, torch.compile."""
 
 import numpy as np
 import pytest

@@ -23,8 +23,10 @@ def turned(x, cos, sin, places, interleaved):
 
 
 def hold(ours, x, expected, cos, sin):
-    """ours(x, cos, sin) and its gradient: the rotation is linear and its products are taken in float32, so one rounding
-    to x's type is all that may be lost."""
+    """ours(x, cos, sin) and its gradient, within one rounding to x's type.
+
+    The rotation is linear and its products are taken in float32.
+    """
     dout = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     exact_x = x.double().requires_grad_()
     exact = expected(exact_x, cos.double(), sin.double())

@@ -105,7 +105,7 @@ def test_masks(shape, dtype):
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     if dtype == torch.bool:
         same(tensors((2, 3)), attn_mask=mask > -0.5)
-    else:  # with a gradient of its own
+    else:  # with a separate gradient
         torch_reference.hold(
             lambda q, k, v, m: sdpa.scaled_dot_product_attention(q, k, v, attn_mask=m),
             lambda q, k, v, m: torchs(q, k, v, attn_mask=m),

@@ -64,6 +64,6 @@ def test_through_sentence_transformers(calls):
     got = model("tandem").encode(SENTENCES, **options)
     assert len(calls) == 3 * LAYERS
     assert (got - expected).abs().max() <= 1e-5
-    # The meaning, too: of the others, the sentence about an animal at rest is the nearest to one about a sleeping dog.
+    # The meaning, too: the sentence about an animal at rest is the nearest to the one about a sleeping dog.
     query = model("tandem").encode(["A dog is sleeping on a rug."], **options)
     assert (query @ got[:4].T).argmax() == 1

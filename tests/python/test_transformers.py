@@ -1,6 +1,6 @@
 """attn_implementation="tandem": models with random weights give what eager attention gives, gradients included.
 
-The reference is the same model in float64 with eager attention; an error may be twice that of eager attention in
+The reference is the same model in float64 with eager attention. An error may be twice the error of eager attention in
 float32, plus a few units in the last place.
 """
 
@@ -26,7 +26,7 @@ SIZES = {
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "initializer_range": 0.15,  # scores of some size: attention that is far from a plain average
+    "initializer_range": 0.15,  # large scores: attention is far from a plain average
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
@@ -118,7 +118,7 @@ class Trio:
         make = getattr(make, "from_config", make)  # an Auto class has no constructor
         config._attn_implementation, config._experts_implementation = "eager", "eager"
         self.plain = make(config).to(dtype).eval()
-        with torch.no_grad():  # biases and norms start as constants; positions of T5 would hardly differ
+        with torch.no_grad():  # biases and norms start as constants
             for parameter in self.plain.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.02)
         self.ours = self.copy("tandem").to(dtype)
@@ -150,7 +150,7 @@ def assert_within_twice(reference, plain, ours, what, size=None):
 def assert_all_within_twice(reference, plain, ours):
     assert reference.keys() == plain.keys() == ours.keys()
     for name in reference:
-        # A bias of the keys moves all scores of a query alike: its gradient is zero, sums of what the query's has.
+        # A bias of the keys moves all scores of a query alike: its gradient is zero, sums of terms as in the query's.
         size = reference.get(name.replace("key.bias", "query.bias").replace("k_proj.bias", "q_proj.bias"))
         assert_within_twice(reference[name], plain[name], ours[name], name, size)
 
@@ -472,7 +472,7 @@ def attend(q, k, v, bias):
 @pytest.mark.parametrize("lengths", [(6, 6), (3, 8), (1, 8)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_mask(causal, lengths):
-    """As for sdpa: the first query meets the first key (the prompt in a static cache), a single one sees all."""
+    """As for sdpa: the first query matches the first key (the prompt in a static cache), a single one sees all."""
     module = torch.nn.Module()
     module.is_causal = causal
     q, k = (torch.randn(2, 2, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in lengths)
@@ -486,7 +486,7 @@ def test_no_mask(causal, lengths):
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "additive", "padding", "packed"])
 def test_position_bias(kind):
-    """Scores of T5's kind, in a layout whose last dimension is not contiguous, beside every form of mask."""
+    """Scores of T5's kind, in a layout whose last dimension is not contiguous, with every form of mask."""
     seqlen, hide = 7, masking_utils.causal_mask_function
     generator = torch.Generator().manual_seed(4)
     q = torch.randn(2, 3, seqlen, 8, dtype=torch.float64, generator=generator)
@@ -526,7 +526,7 @@ def test_compact_mask_is_the_array_it_stands_for():
     assert torch.equal(torch.cat([new(), new()], -1), torch.cat([whole, whole], -1))
     assert torch.equal(torch.where(new(), 0.0, -1.0), torch.where(whole, 0.0, -1.0))
 
-    # What is written into the array holds.
+    # Numbers that are written into the array hold.
     mask, q = new(), torch.randn(2, 1, 5, 4, dtype=torch.float64)
     mask[:, :, 4, 4] = False
     changed = whole.clone()

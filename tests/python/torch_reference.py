@@ -85,7 +85,7 @@ def run(function, inputs, weights, dtype=None):
 
 
 def hold(ours, plain, inputs, outputs=1, seed=0):
-    """Results and gradients of ours(*inputs) against those of plain in float64, by the 2x rule (reference.hold).
+    """Compares results and gradients of ours(*inputs) with plain's in float64, by the 2x rule (reference.hold).
 
     outputs: how many results take part in the loss, the output or the output and the LSE.
     """

@@ -5,7 +5,7 @@
 namespace tandem {
 namespace {
 
-// Every 16-bit number, the points halfway to its neighbour, and the doubles beside those.
+// Every 16-bit number, the points halfway to its neighbour, and the doubles next to these points.
 template <int kFractionBits>
 void check_all() {
   constexpr int infinity = (0xff >> (kFractionBits - 7)) << kFractionBits;

@@ -1,4 +1,4 @@
-// The oracle's gradients against differences of its forward, in float64.
+// The reference's gradients against differences of its forward, in float64.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -61,7 +61,7 @@ class Differences {
   // By how much more than is allowed a derivative is off.
   double off(Tensor& input, int64_t n, double derivative, double step) {
     const double coarse = difference(input, n, 2 * step), fine = difference(input, n, step);
-    // Central differences are off by c step^2, which the two tell; the extrapolation is off by much less. Then each
+    // Central differences are off by c step^2, and two of them give c; the extrapolation is off by much less. Then each
     // loss is off by a few units in the last place.
     const double best = (4 * fine - coarse) / 3;
     const double allowed = 0.1 * std::fabs(fine - coarse) + 100 * 0x1p-52 * (1 + size_) / step;
@@ -116,7 +116,7 @@ const char* const kCases[] = {
     "--batch 2 --seqlen-q 3 --seqlen-k 6 --page-size 2 --used-k 5,3 --heads-q 2 --heads-k 1 --head-dim 2 --dlse 1",
 };
 
-TEST(OracleGradients, EveryOption) {
+TEST(ReferenceGradients, EveryOption) {
   for (const char* flags : kCases) {
     SCOPED_TRACE(flags);
     Differences(from_flags(std::string(flags) + " --dtype f64")).check();
@@ -125,7 +125,7 @@ TEST(OracleGradients, EveryOption) {
 }
 
 // Random combinations of the options, made small.
-TEST(OracleGradients, RandomProblems) {
+TEST(ReferenceGradients, RandomProblems) {
   const auto shrink = [](std::vector<int64_t>& list, int64_t limit) {
     for (int64_t& x : list) x = std::min(x, limit);
   };
@@ -137,7 +137,7 @@ TEST(OracleGradients, RandomProblems) {
     c.head_dim_v = 1 + c.head_dim_v % 3;
     if (c.bias == "f32") c.bias = "same";  // differences need more digits
     if (c.sink == "f32") c.sink = "same";
-    c.accumulate = false;  // what is there already is no function of the inputs
+    c.accumulate = false;  // earlier values are no function of the inputs
     c.seqlen_q = std::min<int64_t>(c.seqlen_q, 5);
     c.page_size = std::min<int64_t>(c.page_size, 3);
     c.seqlen_k = std::min<int64_t>(c.seqlen_k, 6);

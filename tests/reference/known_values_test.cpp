@@ -1,4 +1,4 @@
-// The oracle where the answer is known by thought.
+// The reference where the answer is known by thought.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Known {
   Outputs results, gradients;
 };
 
-// Which keys each query sees, read from out with v the identity: "110 111".
+// The keys that each query sees, read from out with v the identity: "110 111".
 std::string visible(const std::string& options, int64_t seqlen_q, int64_t seqlen_k) {
   const std::string keys = std::to_string(seqlen_k);
   Known known("--seqlen-q " + std::to_string(seqlen_q) + " --seqlen-k " + keys + " --head-dim-v " + keys + " " +
@@ -77,7 +77,7 @@ TEST(Reference, EqualScoresAverageTheValues) {
   }
 }
 
-TEST(Reference, FarApartScoresPickOneValue) {
+TEST(Reference, DistantScoresPickOneValue) {
   Known known("--seqlen-q 4 --seqlen-k 4 --head-dim 4 --head-dim-v 2 --scale 2000");
   for (int64_t n = 0; n < 16; ++n) {
     known.instance.q.set(n, n % 5 == 0);
@@ -104,7 +104,7 @@ TEST(Reference, OrderOfScaleSoftcapBiasAlibi) {
   in.alibi_slopes.set(0, 0.5);
   in.sink.set(0, 0.125);
   known.forward();
-  const double s0 = 3 * std::tanh(0.5 * 6 / 3) + 0.25 - 0.5 * 1;  // the last query meets the last key
+  const double s0 = 3 * std::tanh(0.5 * 6 / 3) + 0.25 - 0.5 * 1;  // the last query matches the last key
   const double s1 = 3 * std::tanh(0.5 * -2 / 3) + 0.75;
   const double sum = std::exp(s0) + std::exp(s1) + std::exp(0.125);
   EXPECT_NEAR(known.results.lse.get(0), std::log(sum), 1e-15);
@@ -146,7 +146,7 @@ TEST(Reference, HiddenNanReachesNothing) {
   EXPECT_TRUE(std::isfinite(known.gradients.dq.get(0)));
 }
 
-TEST(Reference, DropoutDropsWhatPhiloxSays) {
+TEST(Reference, DropoutFollowsPhilox) {
   Known known("--seqlen-q 3 --seqlen-k 9 --head-dim-v 9 --heads-q 2 --heads-k 1 --dropout 0.5 --values integer");
   Instance& in = known.instance;
   for (int64_t n = 0; n < 81; ++n) in.v.set(n, n % 10 == 0);
@@ -163,7 +163,7 @@ TEST(Reference, DropoutDropsWhatPhiloxSays) {
   }
 }
 
-// In reverse order and on threads of its own: the same bits.
+// In reverse order and on separate threads: the same bits.
 TEST(Reference, DoesNotDependOnParallelFor) {
   const reference::ParallelFor reverse = [](int64_t tasks, const std::function<void(int64_t)>& body) {
     while (tasks > 0) body(--tasks);

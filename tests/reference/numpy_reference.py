@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A second source for the oracle: the same attention written separately, in vectorised numpy, from tandem.h alone.
+"""A second source for the reference: the same attention written separately, in vectorised numpy, from tandem.h alone.
 
 Usage: numpy_reference.py path/to/reference_dump [count]
 """
@@ -73,7 +73,7 @@ OPERATORS = {
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
     ast.USub: operator.neg,
-    ast.Invert: operator.invert,  # of bools as well
+    ast.Invert: operator.invert,  # for bools as well
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -135,7 +135,7 @@ def modified(text, names):
 
 
 def names_of(case, t, b, scores):
-    """What a text may name, each as an array that spreads over (heads, rows, keys)."""
+    """The names of a text, each as an array that spreads over (heads, rows, keys)."""
     heads, rows, keys = (np.arange(n, dtype=np.int32) for n in scores.shape)
     names = {name: t[name].astype(kind) for name, kind in ELEMENTS.items() if name in t}
     for name, kind in {"c": np.float64, "n": np.int32, "on": np.bool_}.items():
@@ -147,7 +147,7 @@ def names_of(case, t, b, scores):
 
 
 def block_states(case, t, b, shape):
-    """What a block mask says of each (head, row, key): 0 hidden, 1 as mask_mod says, 2 seen."""
+    """The state that a block mask gives each (head, row, key): 0 hidden, 1 decided by mask_mod, 2 seen."""
     states = np.zeros(shape, dtype=np.int8)
     size_q, size_k = case["block"]
     for state, kind in ((1, "kv"), (2, "full_kv")):

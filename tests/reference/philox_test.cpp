@@ -53,7 +53,7 @@ TEST(Philox, ProbabilitiesOfBytes) {
 }
 
 // Each byte is as often below a threshold as it should: of a million entries within five deviations.
-TEST(Philox, DropsAsManyAsAsked) {
+TEST(Philox, DropsTheRequestedShare) {
   for (const uint32_t threshold : {1u, 26u, 128u, 255u}) {
     int64_t dropped = 0;
     for (uint64_t row = 0; row < 1 << 10; ++row) {

@@ -1,5 +1,5 @@
-// Prints random float64 problems and the oracle's answers, for numpy_reference.py: per problem one line of JSON, then
-// its tensors as raw float64, in the order of the line.
+// Prints random float64 problems and the reference's answers, for numpy_reference.py. Each problem is one line of JSON,
+// then its tensors as raw float64, in the order of the line.
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 1;
   for (int seed = 1; seed <= count; ++seed) {
     Case c = random_case(static_cast<uint64_t>(seed));
-    if (seed % 2) c.dtype = "f64";  // the others round their inputs to 16 or 32 bits
+    if (seed % 2) c.dtype = "f64";  // other types round their inputs to 16 or 32 bits
     dump(c);
   }
 }

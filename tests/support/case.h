@@ -49,7 +49,7 @@ struct Case {
   bool accumulate = false;           // gradients are added to normal numbers
   int64_t splits = 0, sm_limit = 0;
   bool invariant = false;
-  std::string members;  // more numbers of tandem_attention_args: "deterministic=1,validate=1"
+  std::string members;  // other members of the arguments: "deterministic=1,validate=1"
   // "large": scores times 30. "integer": q = 0 and v of small integers. Sharp rows, compared without noise: "sink20"
   // and "needle20" raise the first or a middle key by 20. "copy" raises the key before the row's own by 30.
   std::string values = "normal";

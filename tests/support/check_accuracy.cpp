@@ -32,7 +32,7 @@ double half_unit_of_float32(double x) {
 // By how much a log-sum-exp may err because of its exponentials, or in units of itself a result that is not rounded.
 double exponential_slack(DType input) { return input == DType::bf16 || input == DType::f16 ? 0x1p-13 : 0; }
 
-// Where the numbers of one head of one result are, in any of the problems that are compared.
+// The place of the numbers of one head of one result, in any of the problems that are compared.
 struct Part {
   std::string name;
   std::function<void(const Problem&, const std::function<void(DType, const std::byte*)>&)> each;
@@ -81,7 +81,7 @@ void add_pages(std::vector<Part>& parts, const char* tensor, const Problem& p, V
   }
 }
 
-// The gradients of what a score_mod reads.
+// The gradients of the tensors that a score_mod reads.
 void add_captured(std::vector<Part>& parts, const Problem& p) {
   for (size_t n = 0; p.score_mod && n < p.score_mod->gradients.size(); ++n) {
     if (!p.score_mod->gradients[n].to) continue;
@@ -156,7 +156,7 @@ Errors errors(const std::vector<double>& got, const std::vector<double>& referen
   return e;
 }
 
-// What the runs of the plain formula say about its errors.
+// The errors of standard attention, estimated from its runs.
 struct PlainErrors {
   double largest = 0, mean = 0;
 
@@ -202,7 +202,7 @@ std::string compare_special(const std::vector<double>& got, const std::vector<do
   return "";
 }
 
-// true: its errors are too large, as far as these runs of the plain formula say.
+// true: its errors are too large, as far as these runs of standard attention show.
 bool compare(const Part& part, const Problem& got_problem, const Problem& reference_problem,
              std::span<const Problem> plain_problems, Verdict& verdict) {
   const std::vector<double> got = part.values(got_problem);
@@ -219,7 +219,7 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
     if (std::isinf(rounded(type, x))) x = rounded(type, x);  // has no error to measure
   }
   const PlainErrors plain(plain_runs, reference);
-  // What the result's type loses around the values, and half a unit of float32, in which every sum is made and whose
+  // The loss of the result's type around the values, and half a unit of float32, in which every sum is computed. Its
   // subnormal numbers may be flushed to zero.
   double slack = 0, mean_slack = std::numeric_limits<float>::min();
   for (const double exact : reference) {
@@ -244,9 +244,9 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
   if (own.mean > 0 && mean_counts) verdict.worst = std::max(verdict.worst, own.mean / allowed_mean);
   if (own.largest <= allowed && (own.mean <= allowed_mean || !mean_counts)) return false;
   std::ostringstream text;
-  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; plain formula " << plain.largest
-       << "), mean error " << own.mean << " (allowed " << allowed_mean << "; plain formula " << plain.mean << "); "
-       << describe("worst", own.where, got[own.where], reference[own.where]);
+  text << part.name << ": max error " << own.largest << " (allowed " << allowed << "; standard attention "
+       << plain.largest << "), mean error " << own.mean << " (allowed " << allowed_mean << "; standard attention "
+       << plain.mean << "); " << describe("worst", own.where, got[own.where], reference[own.where]);
   verdict.failure = text.str();
   return true;
 }
@@ -341,7 +341,7 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
   }
 }
 
-// The oracle's forward alone.
+// The reference's forward alone.
 void make_forward(Instance& instance, Outputs* exact, Verdict& verdict) {
   Outputs outputs = instance.outputs(TANDEM_FORWARD);
   try {

@@ -1,17 +1,16 @@
-// The judge: whether an engine's result is as exact as it must be.
+// The judge: the errors of an engine's result are within these bounds.
 //
-//   max error  <= 2   * max error of the plain formula  + 2 * max |ref + 0.3 - 0.3 - ref|
-//   mean error <= 1.5 * mean error of the plain formula + half a unit of float32
+//   max error  <= 2   * max error of standard attention  + 2 * max |ref + 0.3 - 0.3 - ref|
+//   mean error <= 1.5 * mean error of standard attention + half a unit of float32
 //
-// both against the oracle in float64, for every head of every sequence on its own; ref + 0.3 - 0.3 is computed in the
-// type of the result. The plain formula is run several times with random rounding (plain.h), because luck decides what
-// one run does to few numbers: its max error is the largest of all runs, or 3 times the root mean square over the runs
-// of its hardest number, whichever is more; its mean error is the mean of the runs plus 3 times their spread, and is
-// asked for from 16 numbers on. What fewer refuse, 32 runs decide. Where one key takes a row, a forward's result is
-// held to one run without noise: there it makes next to no error, and noise would make one. Of 16-bit inputs the log-
-// sum-exp, and float32 results in units of the largest, may err by 2^-13 besides, as exponentials do. Infinities must
-// stand where the oracle's stand, what is exactly zero by structure must be zero, and nothing may be NaN that is not
-// NaN in the oracle.
+// Errors are against the reference in float64, for every head of every sequence. ref + 0.3 - 0.3 has the result's type.
+// One run on few numbers depends on luck, so standard attention runs several times with random rounding (plain.h).
+// Its max error is the largest of all runs. If that is more, it is 3 times the root mean square over the runs of its
+// hardest number. Its mean error, judged from 16 numbers on, is the mean of the runs plus 3 times their spread. If a
+// few runs refuse a result, 32 runs decide. A forward's row with one key is held to one run without noise, because the
+// run has almost no error. With 16-bit inputs the log-sum-exp may err by another 2^-13, as exponentials do. This bound
+// also holds for their float32 results in units of the largest. Infinities must stand where the reference's stand, and
+// numbers that are zero by structure must be zero. A result may be NaN only where the reference is NaN.
 #pragma once
 
 #include <functional>
@@ -33,30 +32,28 @@ struct EngineCall : Problem {
   Outputs* outputs;
 };
 
-// Runs forward or backward by call.pass, on the outputs of the call. An exception is a failure of the case, but for
-// Refused: the engine sees only now that it cannot serve the call, and has written nothing.
+// Runs forward or backward by call.pass, on the outputs of the call. An exception is a failure of the case, except
+// Refused: the engine sees only now that it cannot serve the call. It has then written nothing.
 using Engine = std::function<void(const EngineCall& call)>;
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 struct Verdict {
-  std::string failure;  // empty: good. Otherwise what was wrong and the flags that repeat it
-  std::string refusal;  // why the engine or make_problem does not serve the case; nothing was run
+  std::string failure;  // empty: good; else the error and the flags that repeat it
+  std::string refusal;  // why the case is not served; nothing was run
   double worst = 0;     // the largest error seen, in units of the allowed one
 };
 
 // Why an engine cannot serve a call; empty when it can.
 using Supports = std::function<std::string(const EngineCall& call)>;
 
-// What of a case with gradients is judged: both passes, or the gradients alone, of a forward that the oracle makes.
+// The judged passes of a case with gradients: both, or the gradients alone, after the reference's forward.
 enum class Passes { both, backward };
 
-// Runs the case through make_problem and the engine, forward and backward, and compares with the oracle. Checks the
-// guards of all outputs and that no input has changed. Backward of 16-bit inputs reads the reference's out and lse,
-// rounded. That of float32 and float64 reads the engine's own, because its scores are to be those that made them.
-// adjust may change the inputs before they are used; the flags of a failure do not repeat what it did.
-// flags: of tandem_fuzz, which choose the engine in the command that repeats a failure.
+// Runs the case through make_problem and the engine, compares with the reference, and checks guards and inputs. A
+// 16-bit backward reads the reference's rounded out and lse; other types read the engine's own, so that scores match.
+// adjust: changes the inputs before use, and is not in a failure's flags. flags: options of tandem_fuzz for the engine.
 Verdict run_case(const Case& c, const Engine& engine, const Supports& supports = nullptr,
                  const std::function<void(Instance&)>& adjust = nullptr, const std::string& flags = "",
                  Passes passes = Passes::both);

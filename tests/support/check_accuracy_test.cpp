@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kFlags =
     "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 20 --seqlen-k 24 --causal 1 --bias f32 --sink f32 --dlse 1 --dtype ";
 
-// The failure of an engine that runs the oracle on a problem changed by `before`, and changes its results by `after`.
+// The failure of an engine that runs the reference on a problem changed by `before`, and changes its results by
+// `after`.
 std::string checked(const std::string& dtype, const std::function<void(Problem&)>& before,
                     const std::function<void(const Problem&)>& after) {
   const NamedEngine reference = engine_named("oracle");
@@ -37,7 +38,7 @@ void expect_refused(const char* word, const std::function<void(Problem&)>& befor
   }
 }
 
-TEST(CheckAccuracy, PassesTheOracle) {
+TEST(CheckAccuracy, PassesTheReference) {
   for (const char* dtype : {"f64", "f32", "bf16", "f16"}) EXPECT_EQ(checked(dtype, nullptr, nullptr), "");
 }
 
@@ -103,7 +104,7 @@ TEST(CheckAccuracy, OneNumberThatDecidesAll) {
   EXPECT_NE(worse.failure.find("dq of sequence 2, head 4"), std::string::npos) << worse.failure;
 }
 
-// A row of one key has a probability of exactly 1. One that is off by what float32 drops of the lse is refused.
+// A row of one key has a probability of exactly 1. One that is off by float32's rounding of the lse is refused.
 TEST(CheckAccuracy, RefusesProbabilitiesThatMissOne) {
   const NamedEngine reference = engine_named("oracle");
   for (const double off : {0.0, 2e-6}) {
@@ -157,7 +158,7 @@ TEST(CheckAccuracy, RefusesStrayWrites) {
   expect_refused("an input was written to", nullptr, [](const Problem& p) { store(p.dtype, p.k.at(0, 0, 0), 0.123); });
 }
 
-TEST(CheckAccuracy, SaysWhyACaseIsRefused) {
+TEST(CheckAccuracy, ReportsWhyACaseIsRefused) {
   const Verdict verdict = run_case(from_flags("--left 3 --right -9"), engine_named("oracle").run);
   EXPECT_EQ(verdict.failure, "");
   EXPECT_NE(verdict.refusal.find("window_left"), std::string::npos) << verdict.refusal;

@@ -67,7 +67,7 @@ struct Errors {
     if (!wrong.empty()) return wrong;
     if (own <= 2 * plain + slack) return "";
     std::ostringstream text;
-    text << name << ": max error " << own << ", plain formula " << plain << ", slack " << slack;
+    text << name << ": max error " << own << ", standard attention " << plain << ", slack " << slack;
     return text.str();
   }
 };

@@ -2,7 +2,7 @@
 Tandem.
 
 A model that does not call it would use Tandem's masks in its own attention. The check reads the code of the model's
-classes, so that it also holds for classes that transformers does not know, such as those of a model's repository.
+classes. It therefore also serves classes that transformers does not know, such as a model repository's classes.
 """
 
 from __future__ import annotations

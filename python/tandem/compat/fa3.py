@@ -1,7 +1,7 @@
 """The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
 
-Shapes and rules are those of tandem.flash_attn, with two differences: v may have another head_dim than q, and lse is
--inf for a row that sees no key. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's
+Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
+for a row that sees no key. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's
 kernels; they are accepted and change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk
 are refused.
 
@@ -81,7 +81,7 @@ def flash_attn_qkvpacked_func(
         num_heads_k, rest = divmod(qkv.shape[2] - num_heads_q, 2)
         if rest:
             raise ValueError(
-                f"qkv has {qkv.shape[2]} heads; beside num_heads_q ({num_heads_q}) their number must be even"
+                f"qkv has {qkv.shape[2]} heads; without num_heads_q ({num_heads_q}) their number must be even"
             )
         sizes = (num_heads_q, num_heads_k, num_heads_k)
 
@@ -270,14 +270,14 @@ def _unbind(packed):
 def _refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
     if qv is not None:
         raise tandem.Unsupported(
-            "qv is given, but a second product of queries and values is not served: join q with qv and k with v along "
-            "head_dim, and pass them without qv"
+            "qv is given, but a second product is not served: join q with qv and k with v along head_dim, and leave qv "
+            "out"
         )
     for name, descale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
         if descale is not None:
             raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
     if attention_chunk:
         raise tandem.Unsupported(
-            f"attention_chunk ({attention_chunk}) is not served: pass 0, and each chunk as a sequence of its own with "
+            f"attention_chunk ({attention_chunk}) is not served: pass 0, and each chunk as a separate sequence with "
             "cu_seqlens"
         )

@@ -1,6 +1,6 @@
 """The functions of FlashAttention-4's module flash_attn.cute, on tandem.attention.
 
-Shapes and rules are those of tandem.flash_attn, with these differences.
+Shapes and rules equal tandem.flash_attn's, with these differences.
 
 - The result is always (out, lse). lse, a natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None
   unless return_lse is True or an input requires a gradient. It has a gradient, and is -inf for a row that sees no key.
@@ -9,7 +9,7 @@ Shapes and rules are those of tandem.flash_attn, with these differences.
 - num_splits, pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's
   kernels. They are accepted and change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
-  aux_tensors), with aux_scalars as one more argument if given, are plain Python functions of single numbers. They are
+  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. They are
   traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
 - block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
   block_size. block_sparse_tensors_bwd is not read.
@@ -309,8 +309,8 @@ def _attend(q, k, v, options, return_lse):
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
-    "block_sparse_tensors": "leave it out; mask_mod alone says what is seen",  # where they are not
-    "block_sparse_tensors_bwd": "leave it out; mask_mod alone says what is seen",
+    "block_sparse_tensors": "leave it out; mask_mod alone decides what is seen",  # where they are not
+    "block_sparse_tensors_bwd": "leave it out; mask_mod alone decides what is seen",
 }
 
 

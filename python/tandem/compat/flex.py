@@ -9,7 +9,9 @@
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
 symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a
-gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its file and line."""
+gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its file
+and line.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,12 @@ __all__ = [
 ]
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
-_BLOCK_OF_GPUS = 128  # queries and keys: what kernels of every GPU serve multiples of
+_BLOCK_OF_GPUS = 128  # queries and keys: every GPU serves multiples of this
 _BACKENDS = typing.get_args(getattr(torch.nn.attention.flex_attention, "_Backend", None)) or (
     "AUTO", "TRITON", "FLASH", "TRITON_DECODE"
 )  # fmt: skip
 _NO_BLOCKS = 1 << 30  # torch's block size where there is no mask
-_MOST_ELEMENTS = 1 << 22  # of a mask that is evaluated at once
+_MOST_ELEMENTS = 1 << 22  # evaluated at once in a mask
 
 
 def flex_attention(
@@ -83,10 +85,10 @@ def flex_attention(
     enable_gqa : heads is a multiple of heads_k.
     kernel_options : options of torch's kernels. They are checked and have no effect.
 
-    Returns (batch, heads, L, Ev), laid out in memory as query is; with return_lse also lse (batch, heads, L); with
-    return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the largest
-    scores that each query sees; they have no gradient and cost a second pass over the scores. A row that sees no key
-    gives 0, and -inf for lse and max_scores.
+    Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse it also returns lse (batch, heads,
+    L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the
+    largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row that sees
+    no key gives 0, and -inf for lse and max_scores.
 
     Raises ValueError or TypeError for wrong arguments, and tandem.Unsupported for functions without an expression and
     for second and forward-mode derivatives.
@@ -102,7 +104,7 @@ def flex_attention(
     _check_heads(query, key, enable_gqa)
     _check_options(kernel_options)
     if return_lse and return_aux is not None:
-        raise ValueError("return_lse must be False where return_aux is given: ask for AuxRequest(lse=True)")
+        raise ValueError("return_lse must be False where return_aux is given: use AuxRequest(lse=True)")
     if block_mask is not None and not isinstance(block_mask, BlockMask):
         raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
     if key.shape[0] != query.shape[0]:
@@ -143,7 +145,7 @@ def _attend(call_args: dict[str, Any], mods: dict[str, Any], return_lse: bool) -
             if origin and str(error).startswith(f"{argument}: "):
                 reason = str(error).partition(": ")[2]
                 raise tandem.Unsupported(
-                    f"{argument} ({origin}): no expression has what this function says: {reason}"
+                    f"{argument} ({origin}): no expression equals this function: {reason}"
                 ) from None
         raise renamed(error, _NAMES) from None
 
@@ -269,7 +271,7 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 
 @torch.compiler.disable
 def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
-    """True if the lists are still those that create_block_mask made, and mask_mod still has that expression. False for
+    """True if create_block_mask made the lists, they are unchanged, and mask_mod still has that expression. False for
     expressions with tensors: they are no windows, and only windows are served without lists."""
     made = getattr(block_mask, "_made_by_tandem", None)
     if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
@@ -404,7 +406,7 @@ def create_block_mask(
 
 def _made_of(mask_mod: Any, sizes: tuple[int, ...], device: torch.device) -> BlockMask:
     """By the library. It also makes the lists for each block of keys, for which torch's from_kv_blocks takes a hundred
-    operations. Raises where no expression says what mask_mod does."""
+    operations. Raises where no expression equals mask_mod."""
     expression = _expression_of(mask_mod, "mask_mod", device)
     lists = made_lists(expression, sizes, device, by_keys=True)
     block_mask = BlockMask(seq_lengths=sizes[2:4], **lists, BLOCK_SIZE=sizes[4:], mask_mod=mask_mod)

@@ -99,7 +99,7 @@ def _broadcast(shapes, query, key, value):
     except RuntimeError:
         raise ValueError(
             f"the leading dimensions of query, key and value (shapes {tuple(query.shape)}, {tuple(key.shape)} and "
-            f"{tuple(value.shape)}) must be equal or 1; enable_gqa=True lets several query heads share a key head"
+            f"{tuple(value.shape)}) must be equal or 1; enable_gqa=True lets query heads share key heads"
         ) from None
 
 

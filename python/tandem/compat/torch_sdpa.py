@@ -49,7 +49,7 @@ class _Registration:
                 self._library.impl(name, kernel, "CUDA", with_keyset=True)
 
     def remove(self) -> None:
-        """Brings torch's own back."""
+        """Restores torch's own kernels."""
         self._library._destroy()
 
 

@@ -3,11 +3,11 @@
     import tandem.transformers
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tandem")
 
-Importing this module registers the name "tandem" with transformers' AttentionInterface and AttentionMaskInterface; it
-then also works wherever transformers is used underneath, as in sentence-transformers
+Importing this module registers the name "tandem" with transformers' AttentionInterface and AttentionMaskInterface. The
+name then also works wherever transformers is used underneath, as in sentence-transformers
 (``model_kwargs={"attn_implementation": "tandem"}``).
 
-A mask made of causality, a window, padding and packed sequences is never built: once per forward pass it becomes a few
+A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass it becomes a few
 options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that see each other,
 chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
 """
@@ -35,8 +35,8 @@ __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
 if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
     raise ImportError(
-        f"transformers is {transformers.__version__} and must be 5.4 or later, which tells mask functions where the "
-        "queries begin: pip install -U transformers"
+        f"transformers is {transformers.__version__} and must be 5.4 or later, which passes mask functions the "
+        "place of the queries: pip install -U transformers"
     )
 
 logger = logging.get_logger(__name__)
@@ -62,8 +62,8 @@ Options = dict[str, Any]  # keyword arguments of tandem.attention
 class CompactMask(torch.Tensor):
     """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
 
-    To everything but `tandem_attention` it is the array it stands for: the first torch operation on it builds that
-    array, and from then on the array is all there is.
+    To everything but `tandem_attention` it is the array it stands for. The first torch operation on it builds that
+    array, which then replaces the options.
     """
 
     options: Optional[Options]
@@ -78,7 +78,7 @@ class CompactMask(torch.Tensor):
     def whole(self) -> torch.Tensor:
         """The array, built at the first call."""
         if self._whole is None:
-            # The array may be written to, so that the options no longer describe it.
+            # The array may be written to, so the options may not describe it.
             self._whole, self.options = self._build(), None
         return self._whole
 
@@ -96,7 +96,7 @@ class _Pattern(NamedTuple):
 
     left: Optional[int] = None
     right: Optional[int] = None
-    segments: Optional[torch.Tensor] = None  # (batch, seqlen): tokens of one packed sequence have the same number
+    segments: Optional[torch.Tensor] = None  # (batch, seqlen): one number per packed sequence
 
 
 def _intersection(a: Optional[_Pattern], b: Optional[_Pattern]) -> Optional[_Pattern]:
@@ -132,9 +132,9 @@ def _pattern(mask_function: Callable) -> Optional[_Pattern]:
         if part == "packed_sequence_mask_function":
             return _Pattern(segments=captured["packed_sequence_mask"])
         if part == "remap_positions_for_packed_sequence":
-            # Positions grow by one within a segment, so distances are those of the indices.
+            # Positions grow by one within a segment, so distances equal the indices' distances.
             return _pattern(captured["mask_function"])
-    except KeyError:  # a part that no longer captures what it did
+    except KeyError:  # a part with other captured names
         pass
     return None
 
@@ -154,7 +154,7 @@ def _packed(segments: torch.Tensor) -> Options:
     }
 
 
-_known_positions = WeakIdKeyDictionary()  # by position_ids: their version, the batch, and the options that they mean
+_known_positions = WeakIdKeyDictionary()  # by position_ids: version, batch, and the options
 
 
 def _options_of_positions(
@@ -162,7 +162,7 @@ def _options_of_positions(
 ) -> Options:
     """The options of packed sequences: a new one begins where positions do not grow by one.
 
-    The rule is that of transformers' causal masks, which the masks of encoders and some decoders do not apply. Reads
+    The rule is the one of transformers' causal masks, which the masks of encoders and some decoders do not apply. Reads
     from the device once for all layers.
     """
     batch, _, seqlen, _ = query.shape
@@ -204,7 +204,7 @@ def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, 
     if left is not None or right not in (None, 0):
         options["window"] = (left, right)
     if options and used != kv_length:
-        # A static cache is longer than what it holds; the diagonal ends at the used length.
+        # A static cache is longer than its contents; the diagonal ends at the used length.
         if right != 0 or used > kv_length:
             return None
         options["seqused_k"] = torch.full((batch,), used, dtype=torch.int32, device=device)
@@ -254,9 +254,9 @@ def tandem_mask(
 ) -> Optional[torch.Tensor]:
     """The mask function of "tandem": transformers calls it once per forward pass for each kind of layer.
 
-    The arguments are those of ``transformers.masking_utils.sdpa_mask``. Returns, as that function does, None (only the
-    layer's own causality hides anything) or a (batch_size, 1, q_length, kv_length) boolean mask, True where visible:
-    a `CompactMask` where causality, a window, padding or packed sequences make the whole of it.
+    The arguments and results equal ``transformers.masking_utils.sdpa_mask``'s. Returns None if only the layer's own
+    causality hides anything. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible.
+    This is a `CompactMask` where causality, a window, padding or packed sequences make the whole of it.
 
     The outputs of padded queries mean nothing, but are finite.
     """
@@ -327,7 +327,7 @@ def tandem_attention(
     query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
     attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
     (True: visible) or additive, or a BlockMask, torch's or Tandem's; it speaks for the window too, so
-    ``sliding_window`` is not looked at. Without one is_causal decides, else the module's. s_aux (heads_q) is the sink.
+    ``sliding_window`` is not read. Without one is_causal decides, else the module's. s_aux (heads_q) is the sink.
     cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences where the mask does not already.
 
     Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never held.
@@ -345,7 +345,7 @@ def tandem_attention(
 
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # As for scaled_dot_product_attention: one query sees all keys, the first of several meets the first key.
+        # As for scaled_dot_product_attention: one query sees all keys, the first of several matches the first key.
         options: Options = {"causal": True, "alignment": "top_left"} if causal and query.shape[2] > 1 else {}
     elif (
         isinstance(attention_mask, CompactMask)

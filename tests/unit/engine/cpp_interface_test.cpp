@@ -78,7 +78,7 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
-// Lists say what they say, but not where they are the mask_mod's own and that is a window.
+// Lists count as they are, except where they are the mask_mod's own and mask_mod is a window.
 TEST(CppInterface, BlocksOfMaskMod) {
   Small s;
   const std::vector<int32_t> none = {0}, index = {0};
@@ -150,7 +150,7 @@ TEST(CppInterface, ContextMoves) {
   EXPECT_TRUE(contains(thrown([] { tandem::Context({.device = "cuda:1000"}); }, TANDEM_UNSUPPORTED), "device \"cuda"));
 }
 
-TEST(CppInterface, CheckTells) {
+TEST(CppInterface, CheckReports) {
   Small s;
   Attention a = s.attention();
   EXPECT_FALSE(tandem::check(a).has_value());
@@ -231,7 +231,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// Memory of another's, as a device has it: asked for when it is too small, and given back.
+// Memory of another owner, as a device has it: requested when it is too small, and released.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;

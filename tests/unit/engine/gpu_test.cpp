@@ -364,7 +364,7 @@ std::vector<std::string> described(const std::vector<gpu::NamedBuffer>& buffers,
 }
 using Texts = std::vector<std::string>;
 
-TEST_F(GpuCalls, BuffersAreNamedForWhoAsks) {
+TEST_F(GpuCalls, BuffersAreNamedForTheirUser) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
   runs(call);

@@ -278,7 +278,7 @@ TEST(Interface, CpuEngineServesFloat32) {
   EXPECT_EQ(bits_of(outputs_of(call)), bits);
 }
 
-TEST(Interface, OracleServesFloat64) {
+TEST(Interface, ReferenceServesFloat64) {
   Call call;
   call.dense();
   for (Held* held : {&call.q, &call.k, &call.v, &call.out, &call.dout, &call.dq, &call.dk, &call.dv, &call.lse,

@@ -105,7 +105,7 @@ TEST_F(Driver, NoUsableDeviceIsASentence) {
   refuses("cuda:2", TANDEM_UNSUPPORTED, "device \"cuda:2\" must be below \"cuda:2\": the driver sees 2 GPUs");
 }
 
-TEST_F(Driver, AsksForTheInterfaceOfOneVersion) {
+TEST_F(Driver, RequestsTheInterfaceOfOneVersion) {
   (void)open();
   EXPECT_EQ(fake->asked_version, 12000);
 }

@@ -35,7 +35,7 @@ TEST(VirtualLibrary, IsNotNeededToKnowItsNames) {
   for (const char* name : {"", "cuda:0", "vgpux", "VGPU:h200"}) EXPECT_FALSE(gpu::is_virtual(name)) << name;
 }
 
-TEST(VirtualLibrary, SaysWhereItWasLookedFor) {
+TEST(VirtualLibrary, ReportsWhereItWasSearched) {
   refuses(nullptr, {"libtandem_vgpu.so.0", "/tests/unit/gpu/libtandem_vgpu.so.0", "install it", "TANDEM_VGPU_LIBRARY"});
   refuses("/nowhere/libtandem_vgpu.so.0", {"/nowhere/libtandem_vgpu.so.0 cannot be loaded", "No such file"});
 }
@@ -128,7 +128,7 @@ TEST_F(Virtual, LetsNoExceptionOut) {
 
 Status opened_here(std::string_view, std::unique_ptr<gpu::Device>*) { return {TANDEM_DEVICE_ERROR, "linked"}; }
 
-TEST(VirtualLibrary, IsNotAskedWhereItIsLinkedIn) {
+TEST(VirtualLibrary, IsNotLoadedWhereItIsLinkedIn) {
   std::unique_ptr<gpu::Device> device;
   gpu::use_linked_virtual(opened_here);
   EXPECT_EQ(gpu::open_virtual("vgpu:h200", &device).message, "linked");

@@ -68,7 +68,7 @@ TEST_F(NvrtcSearch, AbsentFoldersAreNothing) {
   EXPECT_EQ(found({{folder / "absent"}, 0}, env), (Paths{"libnvrtc.so.13", "libnvrtc.so.12"}));
 }
 
-TEST_F(NvrtcSearch, LoadingSaysWhatIsWrong) {
+TEST_F(NvrtcSearch, LoadingReportsTheError) {
   jit::Nvrtc nvrtc;
   EXPECT_EQ(jit::load_nvrtc(FAKE_NVRTC, &nvrtc), "");
   EXPECT_NE(jit::load_nvrtc("libm.so.6", &nvrtc).find("nvrtcVersion"), std::string::npos);

@@ -149,7 +149,7 @@ TEST(PlanFloor, WhatBinds) {
   EXPECT_NEAR(floor_of(causal(dense(d64))).flops / f.flops, 0.5, 1e-3);
 }
 
-TEST(PlanReasons, SayWhatWasChosen) {
+TEST(PlanReasons, ReportTheChoice) {
   const Problem grouped = causal(dense({.batch = 64, .seqlen_q = 100, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8}));
   const Sm90ForwardConfig tile = plan::make_plan(grouped, hopper()).forward.tile.for_hopper();
   const std::string gqa = reasons_of(grouped);
@@ -169,7 +169,7 @@ TEST(PlanReasons, SayWhatWasChosen) {
   EXPECT_NE(documents.find("for up to "), std::string::npos) << documents;
 }
 
-TEST(PlanReasons, SayWhatABackwardDoes) {
+TEST(PlanReasons, ReportTheBackward) {
   const Problem p = backward(causal(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 8, .heads_k = 2})));
   const plan::Plan plan = plan::make_plan(p, hopper());
   const std::string text = reasons_of(p);

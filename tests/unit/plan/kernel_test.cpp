@@ -127,7 +127,7 @@ void expect_each_field_to_tell(const Tile& base) {
   EXPECT_EQ(names.size(), distinct.size());
 }
 
-TEST(Kernels, EachFieldTellsThemApart) {
+TEST(Kernels, EachFieldDistinguishesThem) {
   expect_each_field_to_tell(Sm90ForwardConfig{});
   expect_each_field_to_tell(
       Sm90ForwardConfig{.head_dim = 64, .head_dim_v = 256, .warpgroups = 3, .varlen = true, .alibi = true});

@@ -1,4 +1,4 @@
-// Calls that are valid though they look odd, and what their Problem says.
+// Calls that are valid though they look odd, and the contents of their Problem.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -250,7 +250,7 @@ TEST(Accepted, NothingToDo) {
           call.alibi_slopes.make({batch, 2 * heads}, kF32);
           call.seqused_q.make(std::vector<int32_t>(static_cast<size_t>(batch)));
           call.seqused_k.make(std::vector<int32_t>(static_cast<size_t>(batch)));
-          // What has no elements needs no memory.
+          // A tensor without elements needs no memory.
           for (Held* held : {&call.q, &call.k, &call.out, &call.dk, &call.seqused_q}) {
             for (const int64_t size : held->shape) {
               if (size == 0) held->handle.data = nullptr;
@@ -312,7 +312,7 @@ TEST(Accepted, Layouts) {
   Call call;
   call.dense();
   call.q.set_strides({96, 8, 24, 1});    // (batch, heads, seqlen, head_dim)
-  call.out.set_strides({72, 6, 18, 1});  // likewise, an output
+  call.out.set_strides({72, 6, 18, 1});  // also an output
   call.k.set_strides({0, 16, 8, 1});     // one sequence of keys for the whole batch
   call.v.set_strides({0, 6, 0, 1});      // and one head
   call.lse.set_strides({12, 1, 4});      // (batch, seqlen, heads)
@@ -388,7 +388,7 @@ TEST(Accepted, WithoutData) {
   }
 }
 
-// The forward pass does not look at what only the backward pass needs.
+// The forward pass does not read the arguments that only the backward pass needs.
 TEST(Accepted, ForwardIgnoresGradients) {
   Call call;
   call.dense();

@@ -1,4 +1,4 @@
-// A valid call with every tensor at hand, for tests to spoil.
+// A valid call with every tensor available, for tests to spoil.
 #pragma once
 
 #include <cstdint>

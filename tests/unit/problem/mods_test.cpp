@@ -157,7 +157,7 @@ TEST(Mods, AreRead) {
   EXPECT_NE(p.score_mod->program, again.score_mod->program);
 }
 
-// A forward has no gradients, and does not look at those it is given.
+// A forward has no gradients, and does not read the given ones.
 TEST(Mods, GradientsAreOfTheBackward) {
   ModCall c;
   c.call.pass = TANDEM_FORWARD;

@@ -1,4 +1,4 @@
-// Every rule of a call, broken once: one row breaks one rule and says what the sentence must name.
+// Every rule of a call, broken once: one row breaks one rule and lists the names that the sentence must have.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -115,7 +115,7 @@ const Rule rules[] = {
      },
      {"dropout_offset_ptr (address", "multiple of 8"}},
 
-    // What any tensor must have.
+    // Rules of every tensor.
     {"NoQ", dense, forward, [](Call& c) { c.args.q = nullptr; }, {"q (NULL)", "forward pass"}},
     {"NoK", dense, forward, [](Call& c) { c.args.k = nullptr; }, {"k (NULL)"}},
     {"NoV", dense, forward, [](Call& c) { c.args.v = nullptr; }, {"v (NULL)"}},
@@ -383,7 +383,7 @@ TEST(Rules, NullArgs) {
   EXPECT_NE(status.message.find("args (NULL)"), std::string::npos) << status.message;
 }
 
-// What version 0.1's struct ended with; whatever lies behind is not read.
+// The last member of version 0.1's struct; later bytes are not read.
 TEST(Rules, ShorterStruct) {
   Call call;
   call.dense();

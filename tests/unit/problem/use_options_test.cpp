@@ -65,7 +65,7 @@ struct Texts {
     call.args.sink = call.args.dsink = call.args.alibi_slopes = call.args.seqused_q = call.args.seqused_k = nullptr;
   }
 
-  // Lists that say nothing but what the mask_mod says, or anything.
+  // Lists that equal the mask_mod, or any lists.
   void give_blocks(bool of_mask_mod) {
     blocks.make({1, 1, 1}, kI32);
     indices.make({1, 1, 1, 1}, kI32);
@@ -76,8 +76,8 @@ struct Texts {
   }
 };
 
-// Where the diagonal lies and what is seen beside it: "bottom right, -2 to 7" (from that many keys before it to that
-// many after it; "none": any number); the text, or the text within these.
+// The diagonal and the keys that are seen around it, or the text, or the text within these. "bottom right, -2 to 7"
+// counts the keys before and after the diagonal; "none" is any number.
 std::string window_of(const Problem& p) {
   if (p.mask_mod && !p.taken.window) return "text";
   const auto bound = [](int64_t x, int64_t sign) {
@@ -142,7 +142,7 @@ TEST(UseOptions, MasksThatAreWindows) {
       {"k <= q + c", "text", "text"},
       {"not on or k <= q", "text", "text"},
       {"(k <= q) == on", "text", "text"},
-      // Nothing is seen, which no window says.
+      // Nothing is seen, which no window expresses.
       {"false", "text", "text"},
       {"not on", "text", "text"},
       {"3 <= q - k < 3", "text", "text"},
@@ -156,12 +156,12 @@ TEST(UseOptions, MasksThatAreWindows) {
     packed.pack();
     EXPECT_EQ(window_of(dense.read(nullptr, one.text)), one.dense) << one.text;
     EXPECT_EQ(window_of(packed.read(nullptr, one.text)), one.packed) << one.text;
-    dense.call.args.seqused_q = &dense.call.seqused_q.handle;  // lengths of their own, too
+    dense.call.args.seqused_q = &dense.call.seqused_q.handle;  // separate lengths, too
     EXPECT_EQ(window_of(dense.read(nullptr, one.text)), one.packed) << one.text;
   }
 }
 
-// Of a text that uses each of its parts twice what is read is bounded: 2^60 sums, and as many conditions.
+// A text may use each of its parts twice, and reading is bounded: 2^60 sums, and as many conditions.
 TEST(UseOptions, TextsThatUseTheirPartsAgain) {
   std::string sums = "a0 = k - q; ", conditions = "c0 = head < 1; ";
   for (int n = 0; n < 60; ++n) {
@@ -174,7 +174,7 @@ TEST(UseOptions, TextsThatUseTheirPartsAgain) {
   EXPECT_EQ(window_of(t.read(nullptr, (conditions + "c60").c_str())), "text");
 }
 
-// Beside causal, a window and ALiBi, which measure from where the call says.
+// Together with causal, a window and ALiBi, which measure from the call's diagonal.
 TEST(UseOptions, WindowsMeet) {
   const auto beside = [](const char* text, int32_t alignment, bool alibi, bool packed, int64_t offset = 0) {
     Texts t;
@@ -210,7 +210,7 @@ TEST(UseOptions, DiagonalsOfEachSequence) {
   EXPECT_EQ(window_of(t.read(nullptr, "k <= q")), "text");
 }
 
-// Lists say what they say, but where the caller knows that they say no more than the mask.
+// Lists count as they are, except where the caller declares that they hide no more than the mask.
 TEST(UseOptions, BlocksOfTheMask) {
   for (const bool of_mask_mod : {false, true}) {
     Texts t;
@@ -232,9 +232,9 @@ TEST(UseOptions, BlocksOfTheMask) {
   EXPECT_NE(t.call.refusal().find("blocks_of_mask_mod (1) must be 0 without mask_mod"), std::string::npos);
 }
 
-// Random masks and scores beside options, with numbers up to the ends of the ints: each key is seen, and has the score,
-// that the texts and options as they were given say.
-TEST(UseOptions, SayWhatTheTextsSay) {
+// Random masks and scores together with options, with numbers up to the ends of the ints. Each key's visibility and
+// score follow the given texts and options.
+TEST(UseOptions, FollowTheTexts) {
   Random r(1);
   const auto one_of = [&](auto... choices) {
     const char* all[] = {choices...};
@@ -302,7 +302,7 @@ TEST(UseOptions, SayWhatTheTextsSay) {
   EXPECT_GT(taken[1], 300);
 }
 
-// A text that is a softcap, of a constant or of the call's scalar; but not beside what comes between them.
+// A text that is a softcap, of a constant or of the call's scalar; but not with an operation between them.
 TEST(UseOptions, ScoresThatAreTheSoftcap) {
   const auto cap_of = [](const char* text, double c = 1, bool alibi = false, bool with_gradient = false) {
     Texts t;
@@ -344,7 +344,7 @@ std::string alibi_of(const Texts& t, const Problem& p) {
 
 TEST(UseOptions, ScoresThatAreAlibi) {
   const struct {
-    const char *text, *alone, *causal, *ahead;  // causal: beside k <= q; ahead: beside k >= q
+    const char *text, *alone, *causal, *ahead;  // causal: with k <= q; ahead: with k >= q
   } cases[] = {
       {"score - slope[head] * abs(q - k)", "slope from 0", "slope from 0", "slope from 0"},
       {"score - abs(k - q) * slope[head]", "slope from 0", "slope from 0", "slope from 0"},
@@ -391,7 +391,7 @@ TEST(UseOptions, ScoresThatAreAlibi) {
   }
 }
 
-// What the window shows stays what it was, wherever ALiBi has it measured from.
+// The window shows the same keys, wherever ALiBi has it measured from.
 TEST(UseOptions, AlibiMovesTheDiagonal) {
   Texts t;
   const Problem p = t.read("score - slope[head] * abs(q - k + 4)", "q - k < 9 and k <= q");
@@ -408,7 +408,7 @@ TEST(UseOptions, AlibiMovesTheDiagonal) {
   EXPECT_EQ(alibi_of(t, t.read("score - slope[head] * abs(q - k + 1 + seqlen_k - seqlen_q)", nullptr)), "text");
 }
 
-TEST(UseOptions, AlibiBesideWhatComesBetween) {
+TEST(UseOptions, AlibiWithAnOperationBetween) {
   const char* text = "score - slope[head] * abs(q - k)";
   Texts t;
   t.call.args.softcap = 5;  // before ALiBi, as before the text
@@ -425,8 +425,8 @@ TEST(UseOptions, AlibiBesideWhatComesBetween) {
   EXPECT_EQ(alibi_of(t, t.read(text, nullptr)), "text");
 }
 
-// Where lists are read, the gradients have the option, and the forward its text.
-TEST(UseOptions, AlibiBesideLists) {
+// With lists that are read, the gradients have the option, and the forward its text.
+TEST(UseOptions, AlibiWithLists) {
   Texts t;
   t.give_blocks(false);
   const char* text = "score - slope[head] * abs(q - k)";

@@ -32,7 +32,7 @@ TANDEM_DRIVER(cuGetExportTable, (const void** table, const void* id)) {
   if (id == nullptr || std::memcmp(id, kTableOfTheRuntime, sizeof kTableOfTheRuntime) != 0) return kNotSupported;
   say("cuGetExportTable",
       "the CUDA runtime of this program needs private tables of NVIDIA's driver: build with "
-      "nvcc -cudart shared (CUDA 13) to use the libcudart.so.13 of the virtual GPU");
+      "nvcc -cudart shared (CUDA 13) to use the virtual GPU's libcudart.so.13");
   std::fflush(nullptr);
   std::_Exit(2);
 }

@@ -62,8 +62,8 @@ constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
     {"invalid-tensor-map", "Pass the map as a __grid_constant__ parameter, encoded for this tensor and box."},
     {"uncommitted", "Commit the group, and wait for it before the thread exits."},
     {"live-at-exit",
-     "Wait before the exit for the operation (a bulk store: until it has read its source), and until other blocks of "
-     "the cluster have finished with the memory."},
+     "Wait before the exit for the operation (a bulk store: until it has read its source). Also wait until other "
+     "blocks of the cluster have finished with the memory."},
     {"unstarted-peer", "Execute barrier.cluster.arrive and .wait (relaxed is enough) before a block accesses another."},
     {"unwaited-commit", "Wait for the phase of the barrier that the commit arrives at before the block exits.",
      Grade::spec_only},

@@ -451,7 +451,7 @@ TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
   }
 }
 
-TEST(BulkStore, AWaitForReadsSaysNothingOfWrites) {
+TEST(BulkStore, AWaitForReadsDoesNotCoverWrites) {
   for (const bool read_only : {true, false}) {
     std::vector<uint32_t> out(1024);
     Play play({}, {{"out", out.data(), 4096, true, true}});

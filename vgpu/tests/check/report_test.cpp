@@ -8,7 +8,7 @@
 namespace tandem::vgpu {
 namespace {
 
-TEST(Report, SaysWhoWhereAndWhatToDo) {
+TEST(Report, ReportsThreadPlaceAndRemedy) {
   Play play;
   const BarrierId id = play.mbarrier();
   play.load_box(play.at(0, kOne, "cp.async.bulk.tensor.2d"), id, 0, kAt, 4096);

@@ -240,7 +240,7 @@ TEST_F(DeviceTest, WhatLiesOutsideOfNamedBuffersIsAFinding) {
   says(launch(to, 2, from, kCount, buffers), "only to be read");
 }
 
-TEST_F(DeviceTest, WhatNobodyWroteIsAFinding) {
+TEST_F(DeviceTest, UnwrittenMemoryIsAFinding) {
   float* const from = floats(kCount);
   float* const to = floats(kCount);
   says(launch(to, 2, from, kCount), "uninitialised");

@@ -500,7 +500,7 @@ TEST(Exec, RunsTheExample) {
   }
 }
 
-TEST(Exec, TellsOfTheMistake) {
+TEST(Exec, ReportsTheMistake) {
   const Ran ran = run(std::string(kExec) + COLUMN_SUMS " --without-wait");
   EXPECT_EQ(ran.code, 1) << ran.output;
   EXPECT_NE(ran.output.find("data-race in column_sums: handed"), std::string::npos) << ran.output;

@@ -1,5 +1,5 @@
-// Small PTX kernels on every present device: the virtual GPUs always, and the CUDA driver's GPU if there is one, which
-// then judges the tables of this folder.
+// Small PTX kernels on every present device: the virtual GPUs always, and the CUDA driver's GPU if there is one. Such a
+// GPU then judges the tables of this folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ struct Bench {
   mutable std::string lost;  // the device is unusable afterwards
 
   bool has(Needs needs) const;
-  const char* target() const;  // of PTX: "sm_90a"
+  const char* target() const;  // PTX's .target: "sm_90a"
   bool is_virtual() const { return name != "cuda"; }
 };
 
@@ -78,11 +78,11 @@ struct MapParameter {
   size_t offset = 0;
 };
 
-// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...),
-// with these shared arrays of the module and dynamic shared memory "smem".
+// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...). It
+// has these shared arrays of the module and dynamic shared memory "smem".
 struct BenchKernel {
   std::string declarations;  // outside of the entry: variables, functions
-  std::string directives;    // of the entry: ".reqnctapercluster 2"
+  std::string directives;    // the entry's: ".reqnctapercluster 2"
   std::string body;          // without the braces
   gpu::Dim3 grid, block{32, 1, 1}, cluster;
   uint32_t dynamic_smem_bytes = 0;

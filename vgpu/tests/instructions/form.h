@@ -2,9 +2,9 @@
 //
 //   form("add.s32 d, a, b;", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); })
 //
-// says the instruction's text, with d (and e, for a function that returns a pair) for what it writes and a, b, c, g for
-// what it reads, and a function that computes the same plainly. The types of the function are those of the registers:
-// bool is a predicate, others have 16, 32 or 64 bits; Half is a 16-bit number that is no integer.
+// gives the instruction's text and a function that computes the same plainly. The text writes d (and e, if the function
+// returns a pair) and reads a, b, c and g. The types of the function follow the registers. bool is a predicate, other
+// types have 16, 32 or 64 bits, and Half is a 16-bit number that is no integer.
 #pragma once
 
 #include <array>

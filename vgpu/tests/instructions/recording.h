@@ -33,7 +33,7 @@ struct Record {
   std::vector<std::byte> outputs;  // empty: the digest is enough
 };
 struct Recording {
-  std::string path, device;            // device: what the head says; "" without a file
+  std::string path, device;            // device: from the head; "" without a file
   std::map<uint64_t, Record> records;  // by key
 };
 // Throws std::runtime_error, by line, when it is no such file. A file that is not there is an empty recording.

@@ -119,7 +119,7 @@ TEST(Tcgen05, MisuseIsFound) {
   EXPECT_EQ(rule_of("@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 512;"), Rule::deadlock);
 }
 
-// A (rows x 16) and B (n x 16), bf16, K-major without swizzle: blocks of 8 x 16 bytes, with a distance of rows * 16
+// A (rows x 16) and B (n x 16), bf16, K-major without swizzle. Blocks have 8 x 16 bytes, with a distance of rows * 16
 // bytes in k.
 std::vector<uint16_t> image_of(const std::vector<float>& x, int rows) {
   std::vector<uint16_t> image(x.size());

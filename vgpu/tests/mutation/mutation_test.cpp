@@ -21,7 +21,7 @@ struct Expected {
 };
 
 struct Mutation {
-  std::string name, file, of, behind, from, to;  // of: the case
+  std::string name, file, of, behind, from, to;  // the case is in of
   std::vector<Expected> caught;                  // any of these
 };
 

@@ -33,13 +33,13 @@ struct Trial {
 
 class Subject {
  public:
-  // flags: of a Case, whose backward is run if it has gradients; blocks: limit of the main kernel's grid, so that each
+  // flags: a Case, whose backward is run if it has gradients. blocks: limit of the main kernel's grid, so that each
   // block has several tiles.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
   // PTX of the plan's kernels as these sources have them.
   Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
-  // The n-th schedule with the n-th placement of blocks, on one host thread: the tiles of each block, and so the
+  // The n-th schedule with the n-th placement of blocks, on one host thread. The tiles of each block, and so the
   // findings, must not depend on the machine. judges: compares the result with the reference's if the call has
   // succeeded.
   Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;

@@ -117,7 +117,7 @@ class RecorderTest : public testing::Test {
 };
 
 // Warps of two blocks, and an arrival of one at a barrier of the other.
-TEST_F(RecorderTest, BlocksOfAClusterBesideEachOther) {
+TEST_F(RecorderTest, BlocksOfAClusterRunTogether) {
   recorder = Recorder::create(launch, 0, {}, 2);
   for (int n = 0; n < 30; ++n) recorder->executes(at(3, kComputes, 0));
   recorder->executes(at(3, kArrives, 0));
@@ -193,7 +193,7 @@ TEST_F(RecorderTest, WhatIsIssuedEarlierFindsItsGap) {
 }
 
 // Each warp has its own lanes of tensor memory; what it issues keeps its order.
-TEST_F(RecorderTest, WarpsLoadTensorMemoryBesideEachOther) {
+TEST_F(RecorderTest, WarpsLoadTensorMemoryTogether) {
   const int32_t load = program.place("tcgen05", {"ld", "sync"});
   const Span from{.memory = Memory::tensor, .cta = 1, .address = 0, .bytes = 128, .rows = 32};
   AsyncId id = 0;
@@ -229,7 +229,7 @@ TEST_F(RecorderTest, WaitsEndWhenTheLastHasArrived) {
   EXPECT_EQ(arrow.waited, 7);
 }
 
-TEST_F(RecorderTest, PhasesAreKeptApart) {
+TEST_F(RecorderTest, PhasesAreSeparate) {
   for (const uint64_t phase : {0, 1}) {
     executes(1, kLoads, 50);
     arrives(1);

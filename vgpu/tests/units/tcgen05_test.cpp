@@ -493,7 +493,7 @@ TEST(Tcgen05, ZeroColumns) {
   EXPECT_EQ(mma.b_shift, 2);
 }
 
-TEST(Tcgen05, IntegersSaturateOnlyWhenAsked) {
+TEST(Tcgen05, IntegersSaturateOnlyOnRequest) {
   Random random(9);
   for (const bool saturate : {false, true}) {
     Trial t;

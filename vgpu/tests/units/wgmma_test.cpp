@@ -163,7 +163,7 @@ TEST(Wgmma, EveryWidth) {
   }
 }
 
-TEST(Wgmma, IntegersSaturateOnlyWhenAsked) {
+TEST(Wgmma, IntegersSaturateOnlyOnRequest) {
   Random random(3);
   for (const bool saturate : {false, true}) {
     WgmmaForm form;

@@ -15,13 +15,12 @@ namespace tandem::vgpu::units {
 
 inline constexpr uint32_t kWindowBytes = 232448 + 1024;
 
-// A canonical layout. In elements of T per 16 bytes:
-//   K-major, none      ((8,m),(T,2k)) : ((1T,SBO),(1,LBO))
-//   K-major, swizzled  ((8,m),(T,2k)) : ((wT,SBO),(1,T)), w = 2, 4, 8
-//   MN-major, none     ((T,1,m),(8,k)) : ((1,T,SBO),(1T,LBO))
-//   MN-major, swizzled ((T,w,m),(8,k)) : ((1,T,LBO),(wT,SBO))
+// A canonical layout, in elements of T per 16 bytes; bits of the absolute address are exchanged afterwards.
+//   K-major, none               ((8,m),(T,2k))  : ((1T,SBO),(1,LBO))
+//   K-major, swizzled           ((8,m),(T,2k))  : ((wT,SBO),(1,T)), w = 2, 4, 8
+//   MN-major, none              ((T,1,m),(8,k)) : ((1,T,SBO),(1T,LBO))
+//   MN-major, swizzled          ((T,w,m),(8,k)) : ((1,T,LBO),(wT,SBO))
 //   MN-major, atoms of 32 bytes ((T,8,m),(4,k)) : ((1,T,LBO),(8T,SBO))
-// then bits of the absolute address are exchanged.
 struct Canonical {
   MatrixSwizzle swizzle = MatrixSwizzle::none;
   bool mn_major = false;

@@ -1,6 +1,6 @@
 """FlashAttention-2's Python interface, served by Tandem: ``from tandem.flash_attn import flash_attn_func``.
 
-Names, order of parameters, defaults and results are those of the package flash_attn.
+Names, order of parameters, defaults and results equal the package flash_attn's.
 """
 
 from tandem.compat.flash_attn.flash_attn_interface import (

@@ -19,7 +19,7 @@ class Cache(NamedTuple):
 
     k: torch.Tensor
     v: torch.Tensor
-    seqlens: Any = None  # an int, or (batch) int32: the keys in the cache; None: all of them
+    seqlens: Any = None  # an int, or (batch) int32: the cached keys; None: all
     batch_idx: torch.Tensor | None = None  # (batch) int32: the row of the cache; None: row b
     leftpad: torch.Tensor | None = None  # (batch) int32: the place of the first key; None: 0
 
@@ -30,8 +30,8 @@ class Rotary(NamedTuple):
     cos: torch.Tensor | None  # (places, rotary_dim / 2)
     sin: torch.Tensor | None
     interleaved: bool
-    each_query: bool  # queries stand at the places of the new keys; else all of a sequence at the first of them
-    seqlens: torch.Tensor | None = None  # (batch) int32: the place of the first new key; None: as in the cache
+    each_query: bool  # queries have the places of the new keys; else the first
+    seqlens: torch.Tensor | None = None  # (batch) int32: the first new key; None: Cache.seqlens
 
 
 def refuse_pages(name: str, table: torch.Tensor | None) -> None:
@@ -57,7 +57,7 @@ def append_and_attend(
     """(out, lse) after k and v were written into the cache. Refusals come before any write.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, ...) with cu_seqlens_q; k and v (batch, seqlen_new, heads_k,
-    head_dim), or (total_new, ...) with cu_seqlens_k_new. options: those of tandem.attention that are not about lengths.
+    head_dim), or (total_new, ...) with cu_seqlens_k_new. options: tandem.attention's, except lengths.
     """
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
     cache = _checked(cache, q, batch, cu_seqlens_q)
@@ -78,7 +78,7 @@ def append_and_attend(
         row = sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]
         place = place + cache.seqlens.long()[sequence]
         cache.k[row, place], cache.v[row, place] = k, v
-        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # copies of what there was before
+        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # copies of the old cache
             tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
     return unsort(*in_words(_NAMES, tandem.attention, *tensors, return_lse=True, **arguments))
 
@@ -86,8 +86,8 @@ def append_and_attend(
 def _call(cache, q, used, cu_seqlens_q, options):
     """(q, k, v), the other arguments of tandem.attention, and a function that restores the order of q.
 
-    If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor: each
-    sequence begins at its first key and has its used length. Sequences are then sorted by the cache's rows.
+    If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor. Each
+    sequence then begins at its first key and has its used length, and sequences are sorted by the cache's rows.
     """
     if cache.batch_idx is None and cache.leftpad is None and cu_seqlens_q is None:
         batch = q.shape[0]
@@ -146,7 +146,7 @@ def _spacing(*caches):
 
 
 def _rows(x, spacing):
-    """A view of all of the cache's places, and of what lies between its batches: (places, heads_k, head_dim)."""
+    """A view of all of the cache's places, and of the memory between its batches: (places, heads_k, head_dim)."""
     return x.as_strided(((x.shape[0] - 1) * spacing + x.shape[1], *x.shape[2:]), x.stride()[1:])
 
 
@@ -172,7 +172,7 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
         place = start[sequence] + (place if by_place else 0)
         if place.numel() and not place.is_cuda and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
             raise ValueError(
-                f"rotary_cos has {cos.shape[0]} places, but {int(place.min())} to {int(place.max())} are asked for: "
+                f"rotary_cos has {cos.shape[0]} places, but {int(place.min())} to {int(place.max())} are needed: "
                 "compute it for all places of the cache"
             )
         turned.append(rotate(x, cos, sin, place, rotary.interleaved))
@@ -257,7 +257,7 @@ def _check_values(cache, used):
     if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
         raise ValueError(
             f"cache_seqlens ({int(cache.seqlens.min())} to {int(cache.seqlens.max())}) must be at least 0 and, with "
-            f"the new keys ({int(used.max())} in all), at most the cache's {seqlen} places: make the cache longer"
+            f"the new keys ({int(used.max())} in all), at most the cache's {seqlen} places: enlarge it"
         )
     if cache.leftpad is not None and bool(((cache.leftpad < 0) | (cache.leftpad > cache.seqlens)).any()):
         raise ValueError("cache_leftpad must be at least 0 and at most cache_seqlens: the keys begin there")

@@ -10,7 +10,7 @@ head_dim) with cu_seqlens (batch + 1, int32). head_dim is at most 512 on CPUs an
 - return_attn_probs: the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
   total_q), is float32 and has a gradient. It is +inf for a row that sees no key, where tandem.attention returns -inf.
   S_dmask is empty without dropout. With it, S_dmask holds the probabilities, (batch, heads, seqlen_q, seqlen_k),
-  negative where they were dropped: it is for tests, because it has the size that attention avoids.
+  negative where they were dropped. It is for tests, because it has the size that attention avoids.
 - FLASH_ATTENTION_DETERMINISTIC=1 in the environment means deterministic=True in every call.
 
 T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.
@@ -94,7 +94,7 @@ def flash_attn_varlen_func(
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k)
-    else:  # pages are not packed, and cu_seqlens_k gives the lengths alone
+    else:  # pages are not packed: cu_seqlens_k only gives lengths
         options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k))
     return _attend(q, k, v, options, return_attn_probs)
 
@@ -326,7 +326,7 @@ def _probabilities(q, k, options):
     signed = torch.cat(chunks, dim=-1) if chunks else q.new_empty(*q.shape[:-1], 0)
 
     cu_seqlens_q = options.get("cu_seqlens_q")
-    if cu_seqlens_q is not None:  # packed rows go to a rectangle that the longest sequence fills
+    if cu_seqlens_q is not None:  # a rectangle that the longest sequence fills
         sequence, place = places(q, cu_seqlens_q)
         seqlen_q = int(place.max()) + 1 if place.numel() else 0
         dense = signed.new_zeros(cu_seqlens_q.numel() - 1, seqlen_q, *signed.shape[1:])
@@ -386,7 +386,7 @@ def _flash_attn_varlen_forward(
 ):
     """(out, softmax_lse, S_dmask, rng_state) of flash_attn_varlen_func, without a gradient. leftpad_k is refused."""
     if leftpad_k is not None:
-        raise tandem.Unsupported("leftpad_k is not served: begin the sequences of k where cu_seqlens_k says")
+        raise tandem.Unsupported("leftpad_k is not served: begin the sequences of k at cu_seqlens_k's offsets")
     window = (window_size_left, window_size_right)
     options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, False, q)
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)

@@ -61,8 +61,10 @@ def rotate_half(x, interleaved=False):
 
 
 def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
-    """x (batch, seqlen, heads, head_dim) turned by cos and sin, (seqlen, rotary_dim / 2) or with a batch in front, in
-    their type and with their gradients too."""
+    """x (batch, seqlen, heads, head_dim) turned by cos and sin, in their type and with their gradients too.
+
+    cos and sin are (seqlen, rotary_dim / 2), or have a batch in front.
+    """
     turned, rest = x.split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
     if interleaved:
         cos, sin = (t.repeat_interleave(2, dim=-1)[..., None, :] for t in (cos, sin))
@@ -229,7 +231,7 @@ class RotaryEmbedding(torch.nn.Module):
     def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
         """Turns q and k in place and returns qkv, or (q, kv) where kv is given.
 
-        qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2 heads_k, head_dim); with kv (batch,
+        qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2 heads_k, head_dim). With kv (batch,
         seqlen, 2, heads_k, head_dim) it is q (batch, seqlen, heads, head_dim). seqlen_offset, an int or (batch), is
         added to the places; give max_seqlen with a tensor, so that the tables are long enough.
         """

@@ -14,7 +14,7 @@ namespace {
 
 enum class State : uint8_t { empty, partial, full };
 
-// What a thread asks the text with.
+// Evaluates mask_mod for the blocks of one thread.
 class Asker {
  public:
   Asker(const MakeBlocksProblem& problem, float* memory)
@@ -65,7 +65,7 @@ class Asker {
   int32_t head_[score_mod::kTile], q_[score_mod::kTile], k_[score_mod::kTile];
 };
 
-// One row of one list: columns in a state between these, then the others.
+// One row of one list: first the columns with a state between these two, then the remaining columns.
 void list_row(const MadeList& list, int64_t batch, int64_t head, int64_t row, const State* states, int64_t step,
               int64_t columns, State least, State most) {
   int32_t* const index =
@@ -104,7 +104,7 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
     const int64_t rows = by_keys ? m.blocks_k : m.blocks_q, columns = by_keys ? m.blocks_q : m.blocks_k;
     const int64_t number = item - (by_keys ? of_queries : 0), list = number / rows, row = number % rows;
     const int64_t place = list * m.blocks_q * m.blocks_k + (by_keys ? row : row * m.blocks_k);
-    const State* const first = columns > 0 ? states + place : states;  // of no blocks there may be none
+    const State* const first = columns > 0 ? states + place : states;  // no columns: no states to point into
     const int64_t step = by_keys ? m.blocks_k : 1;
     list_row(m.partial[by_keys], list / m.heads, list % m.heads, row, first, step, columns, State::partial,
              m.full[by_keys] ? State::partial : State::full);

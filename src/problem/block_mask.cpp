@@ -18,7 +18,7 @@ Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size
                                  size, "): a block mask is the same for all of them or has each; expand it"));
 }
 
-// Of the blocks that a row of a list names. Counts and indices may be anything.
+// Sets the state of the blocks in a row of a list. Counts and indices may be anything.
 void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, BlockState* row,
                 int64_t blocks) {
   if (!list.present) return;
@@ -73,20 +73,20 @@ Status ProblemBuilder::read_block_mask() {
        {std::pair{"mask_block_q", args_.mask_block_q}, {"mask_block_k", args_.mask_block_k}}) {
     if (partial ? size >= 1 : size == 0) continue;
     return Status::invalid(str_cat(name, " (", size, ") must be ",
-                                   partial ? "at least 1: so many queries and keys are a block"
+                                   partial ? "at least 1: it counts the queries or keys of a block"
                                            : "0 without kv_num_blocks: there is no block mask"));
   }
   if (args_.blocks_of_mask_mod != 0 && !(partial && p_.mask_mod)) {
     return Status::invalid(str_cat("blocks_of_mask_mod (", args_.blocks_of_mask_mod, ") must be 0 without ",
                                    partial ? "mask_mod" : "kv_num_blocks",
-                                   ": it says that the lists are those that make_block_mask makes of the mask_mod"));
+                                   ": it states that make_block_mask computed the lists from mask_mod"));
   }
   if (!partial) return {};
   if (packed()) {
     return Status::invalid(
-        "kv_num_blocks must be NULL with cu_seqlens_q: blocks are those of dense tensors; say by mask_mod alone what "
-        "is "
-        "seen, or make of the sequences one, with doc[q] == doc[k]");
+        "kv_num_blocks must be NULL with cu_seqlens_q: a block mask needs dense tensors; use mask_mod alone, or join "
+        "the "
+        "sequences and compare doc[q] == doc[k]");
   }
   BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;

@@ -75,7 +75,7 @@ class Reader {
     m_.head_dim = shape[out_.rank - 1];
     if (m_.head_dim < 1 || m_.head_dim > kMaxHeadDim) {
       return Status::invalid(
-          str_cat("out.head_dim (", m_.head_dim, ") must be 1 to ", kMaxHeadDim, ": a head is so many numbers"));
+          str_cat("out.head_dim (", m_.head_dim, ") must be 1 to ", kMaxHeadDim, ": split longer heads"));
     }
     m_.out = view_of(out_);
     if (args_.lse == nullptr) return {};
@@ -113,9 +113,9 @@ class Reader {
   }
 
   static Status refuse_overlap(const Operand& result, const char* name, const Operand& other, const char* other_name) {
-    return Status::invalid(str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name,
-                                   ".data) overlaps ", other_name, ": a result lies in a part's own place or in none; ",
-                                   "give it memory of its own"));
+    return Status::invalid(
+        str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name, ".data) overlaps ", other_name,
+                ": a result must replace a part exactly or not overlap it; ", "give it separate memory"));
   }
 
   const tandem_merge_args& args_;

@@ -100,7 +100,7 @@ Status ProblemBuilder::check_sharing() const {
       if (seen || !overlap(written, other)) continue;
       return Status::invalid(str_cat(written.name, ".data (byte ", written.data - other.data, " from ", other.name,
                                      ".data) overlaps ", other.name, ": ", written.name,
-                                     " is written while the other is in use; give it memory of its own"));
+                                     " is written while the other is in use; give it separate memory"));
     }
   }
   return {};

@@ -13,24 +13,24 @@
 
 // For one query row i of one sequence and query head, over the keys j it sees:
 //
-//   t_j  = softmax_scale * q_i . k_j
-//   r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
-//   s_j  = score_mod(r_j)                 (or r_j)
-//   lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
-//   p_j  = exp(s_j - lse)
-//   out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
+//    t_j  = softmax_scale * q_i . k_j
+//    r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
+//    s_j  = score_mod(r_j)                 (or r_j)
+//    lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
+//    p_j  = exp(s_j - lse)
+//    out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
-//   delta   = dout_i . out
-//   ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
-//   dsink  += exp(sink - lse) (dlse - delta)
-//   dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
-//   dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
-//   dq_i    = softmax_scale * sum_j dt_j k_j
-//   dk_j   += softmax_scale * dt_j q_i
-//   dv_j   += z_j p_j dout_i
+//    delta   = dout_i . out
+//    ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
+//    dsink  += exp(sink - lse) (dlse - delta)
+//    dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
+//    dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
+//    dq_i    = softmax_scale * sum_j dt_j k_j
+//    dk_j   += softmax_scale * dt_j q_i
+//    dv_j   += z_j p_j dout_i
 //
-// A key that the row does not see, or whose score is -inf, is skipped and never multiplied by zero, so that nothing
-// that it holds can reach a result. Nor is a derivative multiplied by a ds_j that is 0.
+// A key that the row does not see, or whose score is -inf, is skipped, never multiplied by zero. Nothing of such a key
+// can reach a result. A derivative is also never multiplied by a ds_j of 0.
 
 namespace tandem::reference {
 namespace {
@@ -64,7 +64,7 @@ void store_row(const View& view, std::byte* to, int64_t n, const double* from) {
   for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-// A gradient: in place of what is there, or added to it.
+// Stores a gradient, or adds it to the stored value.
 void put(const Problem& p, DType type, std::byte* to, double gradient) {
   store(type, to, p.accumulate ? load(type, to) + gradient : gradient);
 }
@@ -72,7 +72,7 @@ void put_row(const Problem& p, const View& view, std::byte* to, int64_t n, const
   for (int64_t c = 0; c < n; ++c) put(p, view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-// Where key j of a sequence is: an index pair for View::at. Packed or dense it is (sequence, row), else (page, row).
+// The index pair of key j of a sequence for View::at. Packed or dense it is (sequence, row), else (page, row).
 struct MaskPlace {
   int64_t first, row;
 };
@@ -83,7 +83,7 @@ MaskPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
-// What a modification says of one entry; nothing where there is none.
+// The value of a score_mod or mask_mod for one entry; no value without one.
 class ModOfEntry {
  public:
   ModOfEntry(const ModView& view, std::span<const score_mod::NodeId> outputs) : view_(view) {
@@ -151,7 +151,7 @@ class Mods {
   ModOfEntry visible_, score_, slope_, captured_;
 };
 
-// What one query head of one sequence reads, in float64.
+// The inputs of one query head of one sequence, in float64.
 struct Head {
   const Problem& p;
   Sequence s;
@@ -357,7 +357,7 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
   }
 }
 
-// The gradients of what score_mod reads: sums over all entries, in order.
+// The gradients of the tensors that score_mod reads: sums over all entries, in order.
 void backward_captured(const Problem& p) {
   std::vector<double> table(static_cast<size_t>(p.score_mod->cells));
   for (int64_t b = 0; b < p.batch; ++b) {

@@ -84,9 +84,8 @@ Status ProblemBuilder::read_block_mask() {
   if (!partial) return {};
   if (packed()) {
     return Status::invalid(
-        "kv_num_blocks must be NULL with cu_seqlens_q: a block mask needs dense tensors; use mask_mod alone, or join "
-        "the "
-        "sequences and compare doc[q] == doc[k]");
+        "kv_num_blocks must be NULL with cu_seqlens_q: a block mask needs dense tensors; use mask_mod alone, or "
+        "join the sequences and compare doc[q] == doc[k]");
   }
   BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;

@@ -115,7 +115,7 @@ class Reader {
   static Status refuse_overlap(const Operand& result, const char* name, const Operand& other, const char* other_name) {
     return Status::invalid(
         str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name, ".data) overlaps ", other_name,
-                ": a result must replace a part exactly or not overlap it; ", "give it separate memory"));
+                ": a result must replace a part exactly or not overlap it; give it separate memory"));
   }
 
   const tandem_merge_args& args_;

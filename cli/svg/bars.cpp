@@ -57,7 +57,7 @@ double panel_width(const Bars& bars) {
   return std::max(static_cast<double>(categories) * group + group_gap, title);
 }
 
-void draw_panel(Canvas& canvas, const Bars& bars, const Bars::Panel& panel, double left, double top, double width,
+void draw_panel(Canvas& canvas, const Bars& bars, const Bars::BarPanel& panel, double left, double top, double width,
                 const Scale& scale, bool first_column) {
   canvas.text(left, top + 14, panel.title, {.size = 13, .bold = true});
   const double base = top + 26 + plot_height;

@@ -1,6 +1,7 @@
 // The block mask of a call.
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "base/text.h"
@@ -19,8 +20,7 @@ Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size
 }
 
 // Sets the state of the blocks in a row of a list. Counts and indices may be anything.
-void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, BlockState* row,
-                int64_t blocks) {
+void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, std::span<BlockState> row) {
   if (!list.present) return;
   const int64_t *to_count = list.count_stride, *to_index = list.index_stride;
   const int64_t given = list.count[b * to_count[0] + h * to_count[1] + i * to_count[2]];
@@ -28,7 +28,7 @@ void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockSta
   const int32_t* index = list.index + b * to_index[0] + h * to_index[1] + i * to_index[2];
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = index[n * to_index[3]];
-    if (j >= 0 && j < blocks) row[j] = state;
+    if (j >= 0 && j < static_cast<int64_t>(row.size())) row[static_cast<size_t>(j)] = state;
   }
 }
 
@@ -112,8 +112,9 @@ void ProblemBuilder::read_block_states() {
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < blocks_q; ++i, row += mask.blocks_k) {
-        set_states(mask.partial, b, h, i, BlockState::partial, row, mask.blocks_k);
-        set_states(mask.full, b, h, i, BlockState::full, row, mask.blocks_k);
+        const std::span<BlockState> blocks(row, static_cast<size_t>(mask.blocks_k));
+        set_states(mask.partial, b, h, i, BlockState::partial, blocks);
+        set_states(mask.full, b, h, i, BlockState::full, blocks);
       }
     }
   }

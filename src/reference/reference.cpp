@@ -73,11 +73,11 @@ void put_row(const Problem& p, const View& view, std::byte* to, int64_t n, const
 }
 
 // The index pair of key j of a sequence for View::at. Packed or dense it is (sequence, row), else (page, row).
-struct MaskPlace {
+struct KeyPlace {
   int64_t first, row;
 };
 
-MaskPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
+KeyPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   const PageTable& t = p.page_table;
   if (!t) return {s.batch_index, s.k_begin + j};
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
@@ -173,7 +173,7 @@ struct Head {
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
     }
     for (int64_t j = 0; j < s.k_len; ++j) {
-      const MaskPlace at = place_of_key(p, s, j);
+      const KeyPlace at = place_of_key(p, s, j);
       load_row(p.k, p.k.at(at.first, at.row, head / p.group()), p.head_dim, k.row(j));
       load_row(p.v, p.v.at(at.first, at.row, head / p.group()), p.head_dim_v, v.row(j));
     }
@@ -304,7 +304,7 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
         for (size_t n = 0; n < row.entries.size(); ++n) {
           const ScoreEntry& e = row.entries[n];
           const double dt = p.softmax_scale * (p.softcap > 0 ? g.dr[n] * (1 - e.capped * e.capped) : g.dr[n]);
-          const MaskPlace at = place_of_key(p, s, e.j);
+          const KeyPlace at = place_of_key(p, s, e.j);
           const int64_t key = p.page_table ? at.first * p.page_table.page_size + at.row : e.j;
           add_scaled(dq.data(), dt, h.k.row(e.j), p.head_dim);
           add_scaled(dk.row(key), dt, h.q.row(i), p.head_dim);
@@ -317,11 +317,11 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
   }
 }
 
-void store_keys(const Problem& p, int64_t first, int64_t begin, int64_t rows, int64_t head_k, const double* dk,
+void store_keys(const Problem& p, const KeyPlace& begin, int64_t rows, int64_t head_k, const double* dk,
                 const double* dv) {
   for (int64_t j = 0; j < rows; ++j, dk += p.head_dim, dv += p.head_dim_v) {
-    if (p.dk) put_row(p, p.dk, p.dk.at(first, begin + j, head_k), p.head_dim, dk);
-    if (p.dv) put_row(p, p.dv, p.dv.at(first, begin + j, head_k), p.head_dim_v, dv);
+    if (p.dk) put_row(p, p.dk, p.dk.at(begin.first, begin.row + j, head_k), p.head_dim, dk);
+    if (p.dv) put_row(p, p.dv, p.dv.at(begin.first, begin.row + j, head_k), p.head_dim_v, dv);
   }
 }
 
@@ -331,7 +331,7 @@ void backward_pages(const Problem& p, int64_t head_k, Matrix& dsink) {
   Matrix dk(t.pages * t.page_size, p.head_dim), dv(t.pages * t.page_size, p.head_dim_v);
   for (int64_t b = 0; b < p.batch; ++b) backward_group(p, sequence_of(p, b), head_k, dk, dv, dsink.row(b));
   for (int64_t page = 0; page < t.pages; ++page) {
-    store_keys(p, page, 0, t.page_size, head_k, dk.row(page * t.page_size), dv.row(page * t.page_size));
+    store_keys(p, {page, 0}, t.page_size, head_k, dk.row(page * t.page_size), dv.row(page * t.page_size));
   }
 }
 
@@ -397,7 +397,7 @@ void backward(const Problem& p, const ParallelFor& parallel_for) {
       const int64_t head_k = task % p.heads_k;
       Matrix dk(s.k_rows, p.head_dim), dv(s.k_rows, p.head_dim_v);
       backward_group(p, s, head_k, dk, dv, dsink.row(s.batch_index));
-      store_keys(p, s.batch_index, s.k_begin, s.k_rows, head_k, dk.row(0), dv.row(0));
+      store_keys(p, {s.batch_index, s.k_begin}, s.k_rows, head_k, dk.row(0), dv.row(0));
     });
   }
   if (p.dsink) {

@@ -36,8 +36,16 @@ struct Sm90TuningRow {
     t.pingpong = pingpong;
     return t;
   }
-  constexpr bool matches(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
-    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !matches(of)) return false;
+  struct Call {
+    int head_dim, head_dim_v;
+    int64_t rows, keys;
+    bool left, right;
+    Scores scores;
+  };
+  constexpr bool matches(const Call& call) const {
+    if (call.head_dim > head_dim || call.head_dim_v > head_dim_v || call.rows < rows || call.keys < keys) return false;
+    if (!matches(call.scores)) return false;
+    const bool left = call.left, right = call.right;
     switch (mask) {
       case Mask::any: return true;
       case Mask::full: return !left && !right;

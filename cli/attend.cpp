@@ -23,7 +23,7 @@ struct Attend {
   uint64_t seed = 1;
 
   int run();
-  Buffer load(const io::TensorView& view, const std::string& what) const;
+  Buffer load(const io::FileTensor& view, const std::string& what) const;
   void load_safetensors(const std::string& path, Inputs& in) const;
   void load_npy(Inputs& in) const;
   Inputs load_inputs() const;
@@ -32,7 +32,7 @@ struct Attend {
 };
 
 // (seqlen, head_dim) and (seqlen, heads, head_dim) become (1, seqlen, heads, head_dim).
-io::TensorView in_four_dimensions(io::TensorView view, const std::string& what) {
+io::FileTensor in_four_dimensions(io::FileTensor view, const std::string& what) {
   auto& shape = view.shape;
   if (shape.size() < 2 || shape.size() > 4) {
     throw io::InputError(what + ": shape " + io::shape_text(shape) +
@@ -43,7 +43,7 @@ io::TensorView in_four_dimensions(io::TensorView view, const std::string& what) 
   return view;
 }
 
-Buffer Attend::load(const io::TensorView& view, const std::string& what) const {
+Buffer Attend::load(const io::FileTensor& view, const std::string& what) const {
   Buffer buffer = buffer_from(in_four_dimensions(view, what), what, dtype == "bf16");
   if (buffer.dtype() == DType::boolean || buffer.dtype() == DType::i32)
     throw io::InputError(what + ": is " + io::name_of(view.element) + "; F32, BF16, F16 and F64 are served");
@@ -55,7 +55,7 @@ void Attend::load_safetensors(const std::string& path, Inputs& in) const {
   const io::Safetensors file = io::parse_safetensors(mapped.bytes(), path);
   Buffer* targets[] = {&in.q, &in.k, &in.v, &in.dout};
   for (size_t n = 0; n < std::min<size_t>(names.size(), 4); ++n) {
-    const io::TensorView* found = file.find(names[n]);
+    const io::FileTensor* found = file.find(names[n]);
     if (!found && n == 3) continue;
     if (!found) {
       std::string present;
@@ -98,7 +98,7 @@ Inputs Attend::load_inputs() const {
 }
 
 void Attend::save(const Results& results) const {
-  std::vector<io::TensorView> tensors;
+  std::vector<io::FileTensor> tensors;
   for (const auto& one : results.all(TANDEM_FORWARD)) tensors.push_back(one.buffer->view(one.name));
   for (const auto& one : results.all(TANDEM_BACKWARD)) tensors.push_back(one.buffer->view(one.name));
   if (out.ends_with(".safetensors")) {
@@ -109,7 +109,7 @@ void Attend::save(const Results& results) const {
   std::error_code failure;
   fs::create_directories(out, failure);
   if (failure) throw io::InputError(out + ": cannot be created: " + failure.message());
-  for (const io::TensorView& tensor : tensors) {
+  for (const io::FileTensor& tensor : tensors) {
     const std::string path = (fs::path(out) / (tensor.name + ".npy")).string();
     io::write_npy(path, tensor);
     std::printf("wrote %s\n", path.c_str());

@@ -31,7 +31,7 @@ struct Bench {
   std::string json, svg;
 
   int run();
-  void choose_for(const Engine& engine);
+  void choose_for(const ToolEngine& engine);
   std::vector<Cell> cells() const;
   Inputs inputs(const Cell& cell) const;
   void measure(Machine& on, Cell& cell) const;
@@ -60,7 +60,7 @@ Buffer varied(Random& random, DType dtype, const std::vector<int64_t>& shape) {
 }
 
 // Chooses what no flag sets. A GPU gets the sizes at which attention is usually compared.
-void Bench::choose_for(const Engine& engine) {
+void Bench::choose_for(const ToolEngine& engine) {
   const bool gpu = engine.on_gpu();
   if (dtypes.empty()) dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
   if (seqlens.empty()) seqlens = gpu ? std::vector<int64_t>{1024, 4096, 16384} : std::vector<int64_t>{512, 2048};

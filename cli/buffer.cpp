@@ -69,7 +69,7 @@ Tensor Buffer::tensor() const {
   return *this ? Tensor(dtype_code(dtype_), static_cast<void*>(data_.get()), Sizes(std::span(shape_))) : Tensor();
 }
 
-io::TensorView Buffer::view(const std::string& name) const {
+io::FileTensor Buffer::view(const std::string& name) const {
   io::Element element = io::Element::f32;
   for (const Kind& kind : kinds) {
     if (kind.dtype == dtype_) element = kind.element;
@@ -99,7 +99,7 @@ Buffer random_buffer(Random& random, DType dtype, std::vector<int64_t> shape, do
   return result;
 }
 
-Buffer buffer_from(const io::TensorView& view, const std::string& what, bool raw16_is_bf16) {
+Buffer buffer_from(const io::FileTensor& view, const std::string& what, bool raw16_is_bf16) {
   io::Element element = view.element;
   if (element == io::Element::raw16) {
     if (!raw16_is_bf16)

@@ -33,7 +33,7 @@ class Buffer {
   void set(int64_t i, double value) const;
 
   Tensor tensor() const;  // for a call; empty when there is no buffer
-  io::TensorView view(const std::string& name) const;
+  io::FileTensor view(const std::string& name) const;
   Buffer converted(DType dtype) const;
 
  private:
@@ -54,7 +54,7 @@ using Random = std::mt19937_64;
 Buffer random_buffer(Random& random, DType dtype, std::vector<int64_t> shape, double scale = 1);
 
 // A copy of a tensor of a file. Unsupported types throw InputError; raw16 needs raw16_is_bf16.
-Buffer buffer_from(const io::TensorView& view, const std::string& what, bool raw16_is_bf16);
+Buffer buffer_from(const io::FileTensor& view, const std::string& what, bool raw16_is_bf16);
 
 DType dtype_from(const std::string& name);  // "f32", "bf16", "f16", "f64"; throws io::InputError
 std::string short_name(DType dtype);        // the reverse

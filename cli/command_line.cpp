@@ -86,19 +86,23 @@ const std::string& text_from(const std::string& name, const std::string& text, c
   refuse(name, text, known + (near.empty() ? "" : ": did you mean " + near + "?"));
 }
 
+struct OptionText {
+  const char *names, *help, *type;
+};
+
 // Declares an option whose values go through `set`, one after another.
-Flag declare(CLI::App* app, const char* names, const char* help, const char* type, std::shared_ptr<Rule> rule,
+Flag declare(CLI::App* app, const OptionText& text, std::shared_ptr<Rule> rule,
              std::function<void(const std::string& name, const std::vector<std::string>& texts)> set,
              std::function<std::string()> shown = {}, bool is_list = false) {
   const auto option = std::make_shared<CLI::Option*>();
   *option = app->add_option(
-      names,
+      text.names,
       [option, set = std::move(set)](const std::vector<std::string>& texts) {
         set((*option)->get_name(), texts);
         return true;
       },
-      help, false, std::move(shown));
-  (*option)->type_name(type);
+      text.help, false, std::move(shown));
+  (*option)->type_name(text.type);
   if (is_list) (*option)->expected(CLI::detail::expected_max_vector_size);
   return {*option, std::move(rule)};
 }
@@ -245,7 +249,7 @@ Flag Command::flag(const char* names, bool& value, const char* help) {
 Flag Command::option(const char* names, std::string& value, const char* help) {
   const auto rule = std::make_shared<Rule>();
   return declare(
-      app_, names, help, "TEXT", rule,
+      app_, {names, help, "TEXT"}, rule,
       [rule, &value](const std::string& name, const std::vector<std::string>& texts) {
         value = text_from(name, texts.back(), *rule);
       },
@@ -257,7 +261,7 @@ Flag Command::option(const char* names, int& value, const char* help) {
   rule->least = std::numeric_limits<int>::min();
   rule->most = std::numeric_limits<int>::max();
   return declare(
-      app_, names, help, "INT", rule,
+      app_, {names, help, "INT"}, rule,
       [rule, &value](const std::string& name, const std::vector<std::string>& texts) {
         value = static_cast<int>(integer_from(name, texts.back(), *rule));
       },
@@ -267,7 +271,7 @@ Flag Command::option(const char* names, int& value, const char* help) {
 Flag Command::option(const char* names, int64_t& value, const char* help) {
   const auto rule = std::make_shared<Rule>();
   return declare(
-      app_, names, help, "INT", rule,
+      app_, {names, help, "INT"}, rule,
       [rule, &value](const std::string& name, const std::vector<std::string>& texts) {
         value = integer_from(name, texts.back(), *rule);
       },
@@ -276,7 +280,7 @@ Flag Command::option(const char* names, int64_t& value, const char* help) {
 
 Flag Command::option(const char* names, uint64_t& value, const char* help) {
   return declare(
-      app_, names, help, "UINT", std::make_shared<Rule>(),
+      app_, {names, help, "UINT"}, std::make_shared<Rule>(),
       [&value](const std::string& name, const std::vector<std::string>& texts) {
         value = unsigned_from(name, texts.back());
       },
@@ -286,7 +290,7 @@ Flag Command::option(const char* names, uint64_t& value, const char* help) {
 Flag Command::option(const char* names, double& value, const char* help) {
   const auto rule = std::make_shared<Rule>();
   return declare(
-      app_, names, help, "FLOAT", rule,
+      app_, {names, help, "FLOAT"}, rule,
       [rule, &value](const std::string& name, const std::vector<std::string>& texts) {
         value = real_from(name, texts.back(), *rule);
       },
@@ -296,7 +300,7 @@ Flag Command::option(const char* names, double& value, const char* help) {
 Flag Command::option(const char* names, std::vector<std::string>& values, const char* help) {
   const auto rule = std::make_shared<Rule>();
   return declare(
-      app_, names, help, "TEXT", rule,
+      app_, {names, help, "TEXT"}, rule,
       [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
         values.clear();
         for (const std::string& text : texts) values.push_back(text_from(name, text, *rule));
@@ -307,7 +311,7 @@ Flag Command::option(const char* names, std::vector<std::string>& values, const 
 Flag Command::option(const char* names, std::vector<int64_t>& values, const char* help) {
   const auto rule = std::make_shared<Rule>();
   return declare(
-      app_, names, help, "INT", rule,
+      app_, {names, help, "INT"}, rule,
       [rule, &values](const std::string& name, const std::vector<std::string>& texts) {
         values.clear();
         for (const std::string& text : texts) values.push_back(integer_from(name, text, *rule));
@@ -317,7 +321,7 @@ Flag Command::option(const char* names, std::vector<int64_t>& values, const char
 
 Flag Command::option(const char* names, std::function<void(const std::string&)> apply, const char* help) {
   const auto rule = std::make_shared<Rule>();
-  return declare(app_, names, help, "TEXT", rule,
+  return declare(app_, {names, help, "TEXT"}, rule,
                  [rule, apply = std::move(apply)](const std::string& name, const std::vector<std::string>& texts) {
                    apply(text_from(name, texts.back(), *rule));
                  });

@@ -69,7 +69,7 @@ std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given,
 
 Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds) {
-  Engine& engine = machine.engine;
+  ToolEngine& engine = machine.engine;
   const Results results(given.used(), backward, false);
   std::fill_n(results.out.data(), results.out.bytes(), std::byte{0});  // so that their pages are there already
   for (const auto& one : results.all(TANDEM_BACKWARD))

@@ -22,7 +22,7 @@ struct Machine {
   // Throws the reason that serves_gradients() would remark on: for commands whose flag demands gradients.
   void require_gradients(const Inputs& inputs, const Attention& options) const;
 
-  Engine engine;
+  ToolEngine engine;
   cpu::Threads threads;
 };
 

@@ -45,7 +45,7 @@ struct Demo {
   double seconds = 0.1;
 
   int run();
-  std::vector<Layer> load(const Engine& engine, std::vector<Words>& words) const;
+  std::vector<Layer> load(const ToolEngine& engine, std::vector<Words>& words) const;
   bool report(Machine& on, std::vector<Layer>& layers, bool gradients, std::string* summary) const;
   void draw(const Layer& from, const Words& words) const;
   std::optional<bool> emulate(const std::vector<Layer>& layers) const;
@@ -82,7 +82,8 @@ Words words_of(const io::Safetensors& file, const std::string& path) {
 }
 
 // Loads every NAME.q with its NAME.k and NAME.v, ordered by name.
-void load_file(const std::string& path, const Engine& engine, std::vector<Layer>& layers, std::vector<Words>& words) {
+void load_file(const std::string& path, const ToolEngine& engine, std::vector<Layer>& layers,
+               std::vector<Words>& words) {
   const io::MappedFile mapped(path);
   const io::Safetensors file = io::parse_safetensors(mapped.bytes(), path);
   std::vector<std::string> names;
@@ -92,7 +93,7 @@ void load_file(const std::string& path, const Engine& engine, std::vector<Layer>
   std::sort(names.begin(), names.end(),
             [](const auto& a, const auto& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
   const auto get = [&](const std::string& name) {
-    const io::TensorView* tensor = file.find(name);
+    const io::FileTensor* tensor = file.find(name);
     if (!tensor) throw io::InputError(path + ": has no tensor " + io::in_quotes(name));
     return buffer_from(*tensor, path + ": tensor " + io::in_quotes(name), false);
   };
@@ -117,7 +118,7 @@ void load_file(const std::string& path, const Engine& engine, std::vector<Layer>
   }
 }
 
-std::vector<Layer> Demo::load(const Engine& engine, std::vector<Words>& words) const {
+std::vector<Layer> Demo::load(const ToolEngine& engine, std::vector<Words>& words) const {
   const std::string from = folder.empty() ? default_folder() : folder;
   std::vector<std::string> files;
   std::error_code failure;

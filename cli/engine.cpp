@@ -31,18 +31,18 @@ Buffer narrowed(const Buffer& buffer) {
 
 }  // namespace
 
-Engine::Engine(const std::string& device, int threads)
+ToolEngine::ToolEngine(const std::string& device, int threads)
     : emulated_(gpu::is_virtual(device)),
       gpu_(gpu_of(device)),
       context_(Context::Options{.device = device, .threads = gpu_ ? 0 : threads}) {}
 
-void Engine::release_workspace() {
+void ToolEngine::release_workspace() {
   needed_ = 0;
   workspace_ = {};
   device_workspace_ = {};
 }
 
-std::span<std::byte> Engine::workspace(const Attention& attention, tandem_pass pass) {
+std::span<std::byte> ToolEngine::workspace(const Attention& attention, tandem_pass pass) {
   const size_t needed = workspace_size(attention, pass, context_);
   needed_ = std::max(needed_, needed);
   const size_t room = std::max<size_t>(1, needed_);  // with an empty span the call allocates
@@ -57,7 +57,7 @@ std::span<std::byte> Engine::workspace(const Attention& attention, tandem_pass p
   return {device_workspace_.data(), device_workspace_.bytes()};
 }
 
-std::optional<Error> Engine::refusal(const Inputs& inputs, const Attention& options, tandem_pass pass) const {
+std::optional<Error> ToolEngine::refusal(const Inputs& inputs, const Attention& options, tandem_pass pass) const {
   const Results results(inputs, pass == TANDEM_BACKWARD, false);
   const Inputs::Place place = [&](const Buffer& buffer) {
     return buffer && on_gpu() ? moved(buffer, nullptr, gpu_->place()) : buffer.tensor();
@@ -65,7 +65,8 @@ std::optional<Error> Engine::refusal(const Inputs& inputs, const Attention& opti
   return check(with_results(inputs.attention(options, place), results, place), pass, context_);
 }
 
-Call::Call(Engine& engine, const Inputs& inputs, const Attention& options, const Results& results) : engine_(engine) {
+Call::Call(ToolEngine& engine, const Inputs& inputs, const Attention& options, const Results& results)
+    : engine_(engine) {
   attention_ = inputs.attention(options, [&](const Buffer& buffer) { return place(buffer, false); });
   attention_ = with_results(attention_, results, [&](const Buffer& buffer) { return place(buffer, true); });
 }

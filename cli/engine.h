@@ -12,9 +12,9 @@
 namespace tandem::tool {
 
 // Keeps a workspace from call to call.
-class Engine {
+class ToolEngine {
  public:
-  Engine(const std::string& device, int threads);
+  ToolEngine(const std::string& device, int threads);
 
   bool on_gpu() const { return gpu_ != nullptr; }
   bool emulated() const { return emulated_; }  // a virtual GPU, whose clock is the CPU's
@@ -41,7 +41,7 @@ class Engine {
 class Call {
  public:
   // Inputs and results stay where they are while the call lives.
-  Call(Engine& engine, const Inputs& inputs, const Attention& options, const Results& results);
+  Call(ToolEngine& engine, const Inputs& inputs, const Attention& options, const Results& results);
 
   // On a GPU they return when the work is on its stream.
   void forward() { run(TANDEM_FORWARD); }
@@ -60,7 +60,7 @@ class Call {
   Tensor place(const Buffer& buffer, bool result);
   void run(tandem_pass pass);
 
-  Engine& engine_;
+  ToolEngine& engine_;
   std::vector<Copy> copies_;  // on a GPU
   Attention attention_;
 };

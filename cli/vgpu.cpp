@@ -112,7 +112,7 @@ std::string Vgpu::repeated_with(int number) const {
 void Vgpu::save(const Job& job) const {
   if (out.empty()) return;
   std::filesystem::create_directories(out);
-  for (const io::TensorView& result : job.results()) {
+  for (const io::FileTensor& result : job.results()) {
     const std::string path = (std::filesystem::path(out) / (result.name + ".npy")).string();
     io::write_npy(path, result);
     std::printf("wrote %s\n", path.c_str());
@@ -121,7 +121,7 @@ void Vgpu::save(const Job& job) const {
 
 // ---- run ----
 
-std::vector<std::string> statistics_of(const io::TensorView& result) {
+std::vector<std::string> statistics_of(const io::FileTensor& result) {
   const auto size = static_cast<size_t>(io::size_of(result.element));
   const size_t count = result.data.size() / size;
   double least = INFINITY, most = -INFINITY, sum = 0;
@@ -168,7 +168,7 @@ int Vgpu::run() const {
   }
 
   Table table({"result", "type", "shape", "least", "mean", "most", "NaN"});
-  for (const io::TensorView& result : subject->results()) table.add(statistics_of(result));
+  for (const io::FileTensor& result : subject->results()) table.add(statistics_of(result));
   std::printf("%s\n", table.text().c_str());
   const auto instructions = static_cast<double>(counter->of_threads());
   std::printf("%s: %s thread-instructions in %s, %s\n", where.c_str(), si_text(instructions, "").c_str(),

@@ -7,8 +7,8 @@ after, and compares their machine code. Needs NVRTC and nvdisasm, and no GPU.
     python scripts/compare_machine_code.py before build/release/tandem --only 'h200 .*causal'
 
 OLD and NEW are `tandem` commands, or folders of cubins. A kernel is identical when every instruction is, operands and
-registers too, whatever its address and its labels are called. Otherwise it is said whether the same instructions come
-in another order, or which loops have more or fewer of which. Exit code: 0 when all are identical, else 1.
+registers too, whatever its address and its labels are called. Otherwise the output states that the same instructions
+come in another order, or which loops have more or fewer of them. Exit code: 0 when all are identical, else 1.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPTIONS = {
     "causal": "--causal",
     "packed window": "--window 127,0 --lengths-q {seqlen},{seqlen}",
 }
-# Of fewer sizes: the other type, what changes the scores, and several options at once.
+# Options for fewer sizes: the other type, options that change the scores, and several options at once.
 MORE = {
     "window both": "--window 100,100",
     "f16 causal": "--dtype f16 --causal",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/support.md: what is served where, asked of tandem_check, the library's own answer before a call.
+"""Writes docs/support.md: the calls that each device serves, as tandem_check answers.
 
 build/venv/bin/python scripts/support_matrix.py [--check]     --check: only compare, exit code 1 when it differs
 """
@@ -31,7 +31,7 @@ ONE_BLOCK = tandem.Blocks(np.ones((1, 1, 1), INT), np.zeros((1, 1, 1, 1), INT))
 
 OF_Q = object()  # a bias of q's type
 
-# What a call has beside plain q, k and v: its name, its shapes where they matter, its options.
+# The options of a call in addition to plain q, k and v: its name, its shapes where they matter, its options.
 FEATURES = [
     ("dense", {}, {}),
     ("grouped and multi-query heads", {"heads_k": 1}, {}),
@@ -88,7 +88,7 @@ def answer(what: str, dtype: object, shape: dict, options: dict) -> str:
 
 @contextlib.contextmanager
 def on(device: str) -> Iterator[None]:
-    """Calls are asked of that device."""
+    """Runs calls on that device."""
     context = ctypes.c_void_p()
     options = _ctypes._ContextOptions(size=ctypes.sizeof(_ctypes._ContextOptions), device=device.encode())
     if _ctypes._library.tandem_context_create(options, ctypes.byref(context)) != 0:
@@ -100,7 +100,7 @@ def on(device: str) -> Iterator[None]:
 
 
 def table(types: dict[str, object], reasons: list[str]) -> list[str]:
-    """What the device says, but for the table's first cell; new sentences are added to the reasons."""
+    """The device's table without the header's first cell. Adds new sentences to the reasons."""
     lines = [" | ".join(f"{t} fwd | bwd" for t in types) + " |", "|---|" + "---|" * (2 * len(types))]
     for name, shape, options in FEATURES:
         cells = []
@@ -123,7 +123,7 @@ def page() -> str:
         with on(device):
             answers[f"`{device}` (virtual GPU)"] = table(ON_GPU, reasons)
     lines = [HEAD]
-    while answers:  # devices that say the same have one table
+    while answers:  # devices with the same answers share a table
         first, *rest = answers[next(iter(answers))]
         same = [device for device, said in answers.items() if said == [first, *rest]]
         lines += [f"| on {', '.join(same)} | {first}", *rest]

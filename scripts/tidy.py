@@ -4,8 +4,8 @@
     scripts/tidy.py <build folder> <jobs> <file>...
 
 Most of its time goes into the standard library's headers, so files of one folder that are compiled alike are checked
-as one translation unit. Where that does not compile (two files name a local thing alike) or something is found, each
-of them is checked alone, and what that says counts.
+as one translation unit. If that does not compile (two files have a local name in common) or has
+findings, each file is checked alone, and those results count.
 """
 
 import concurrent.futures
@@ -41,7 +41,7 @@ def together(entries, folder):
 
 
 def tidy(database, file):
-    """Whether nothing was found, and else what."""
+    """Returns true if there are no findings, and the findings."""
     done = subprocess.run(["clang-tidy-16", "--quiet", "-p", database, file], capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(" generated.")]
     return done.returncode == 0, "\n".join(said)

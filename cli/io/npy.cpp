@@ -158,7 +158,7 @@ Element element_of(const HeaderReader& header) {
 
 }  // namespace
 
-TensorView parse_npy(std::span<const std::byte> bytes, const std::string& file) {
+FileTensor parse_npy(std::span<const std::byte> bytes, const std::string& file) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (!text.starts_with(magic)) throw InputError(file + ": does not begin as a .npy file does (\\x93NUMPY)");
   if (bytes.size() < 10) throw InputError(file + ": is truncated within the first 10 bytes");
@@ -196,7 +196,7 @@ TensorView parse_npy(std::span<const std::byte> bytes, const std::string& file) 
   return {"", element, header.shape, data};
 }
 
-void write_npy(const std::string& path, const TensorView& tensor) {
+void write_npy(const std::string& path, const FileTensor& tensor) {
   const Element element = tensor.element == Element::bf16 ? Element::raw16 : tensor.element;
   std::string_view descr;
   for (const Descr& known : descrs) {

@@ -12,9 +12,9 @@ namespace tandem::io {
 
 // The one array of a file, nameless; the view points into bytes. Refuses, with an InputError, big-endian and
 // Fortran-ordered arrays, structured and other types than numbers and booleans, and sizes that do not agree.
-TensorView parse_npy(std::span<const std::byte> bytes, const std::string& file);
+FileTensor parse_npy(std::span<const std::byte> bytes, const std::string& file);
 
 // Version 1. Replaces path when all has been written. bf16 becomes '<V2', as ml_dtypes has numpy write it.
-void write_npy(const std::string& path, const TensorView& tensor);
+void write_npy(const std::string& path, const FileTensor& tensor);
 
 }  // namespace tandem::io

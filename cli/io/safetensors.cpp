@@ -136,7 +136,7 @@ class HeaderReader : public JsonEvents {
   std::set<std::string> names_, fields_;
 };
 
-TensorView tensor_of(const TensorEntry& entry, std::span<const std::byte> data, const std::string& file) {
+FileTensor tensor_of(const TensorEntry& entry, std::span<const std::byte> data, const std::string& file) {
   const auto refuse = [&](const std::string& why) {
     throw InputError(file + ": tensor " + in_quotes(entry.name) + ": " + why);
   };
@@ -166,7 +166,7 @@ TensorView tensor_of(const TensorEntry& entry, std::span<const std::byte> data, 
 // Every byte of data must belong to exactly one tensor: anything else hides content or shares it.
 void check_coverage(const Safetensors& result, std::span<const std::byte> data, const std::string& file) {
   size_t covered = 0;
-  for (const TensorView& tensor : result.tensors) {
+  for (const FileTensor& tensor : result.tensors) {
     const auto begin = static_cast<size_t>(tensor.data.data() - data.data());
     if (begin == covered) {
       covered += tensor.data.size();
@@ -185,7 +185,7 @@ void check_coverage(const Safetensors& result, std::span<const std::byte> data, 
 
 }  // namespace
 
-const TensorView* Safetensors::find(std::string_view name) const {
+const FileTensor* Safetensors::find(std::string_view name) const {
   const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.name == name; });
   return found == tensors.end() ? nullptr : &*found;
 }
@@ -220,12 +220,12 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
   return result;
 }
 
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+void write_safetensors(const std::string& path, std::span<const FileTensor> tensors,
                        const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
-  for (const TensorView& tensor : tensors) {
+  for (const FileTensor& tensor : tensors) {
     const auto end = offset + static_cast<int64_t>(tensor.data.size());
     header[tensor.name] = {
         {"dtype", name_of(tensor.element)}, {"shape", tensor.shape}, {"data_offsets", std::vector{offset, end}}};
@@ -238,7 +238,7 @@ void write_safetensors(const std::string& path, std::span<const TensorView> tens
   AtomicFile out(path);
   out.write(std::as_bytes(std::span(&length, 1)));
   out.write(text);
-  for (const TensorView& tensor : tensors) out.write(tensor.data);
+  for (const FileTensor& tensor : tensors) out.write(tensor.data);
   out.commit();
 }
 

@@ -13,10 +13,10 @@
 namespace tandem::io {
 
 struct Safetensors {
-  std::vector<TensorView> tensors;  // ordered by address; they point into the parsed bytes
+  std::vector<FileTensor> tensors;  // ordered by address; they point into the parsed bytes
   std::map<std::string, std::string> metadata;
 
-  const TensorView* find(std::string_view name) const;  // nullptr when absent
+  const FileTensor* find(std::string_view name) const;  // nullptr when absent
 };
 
 // Refuses, with an InputError, whatever the format's rules refuse: every byte after the header belongs to exactly one
@@ -24,7 +24,7 @@ struct Safetensors {
 Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
 // Replaces path when all has been written.
-void write_safetensors(const std::string& path, std::span<const TensorView> tensors,
+void write_safetensors(const std::string& path, std::span<const FileTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace tandem::io

@@ -36,7 +36,7 @@ int64_t size_of(Element element);
 const char* name_of(Element element);  // as safetensors spells it: "F32", "BF16", ...
 
 // One tensor in row-major order. It does not own its data, which need not be aligned.
-struct TensorView {
+struct FileTensor {
   std::string name;
   Element element = Element::f32;
   std::vector<int64_t> shape;

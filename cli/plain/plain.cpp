@@ -50,19 +50,22 @@ struct Setting {
   }
 };
 
-Setting setting_of(const Problem& p, cpu::Threads& threads, const Blas& blas, Scratch& scratch, Rounding rounding,
-                   int64_t heads, uint32_t noise) {
-  const DType round_to = rounding == Rounding::none ? DType::f32 : p.dtype;
-  return {p, threads, blas, scratch, round_to, heads >= threads.count(), noise};
-}
+DType rounded_type(const Problem& p, Rounding rounding) { return rounding == Rounding::none ? DType::f32 : p.dtype; }
 
-void load_matrix(const View& view, int64_t b, int64_t row, int64_t h, int64_t rows, int64_t columns, float* to) {
-  for (int64_t i = 0; i < rows; ++i) load_row(view.dtype, view.at(b, row + i, h), columns, to + i * columns);
+// The first row of a head's matrix in a tensor.
+struct MatrixPlace {
+  int64_t batch, row, head;
+};
+
+void load_matrix(const View& view, const MatrixPlace& at, int64_t rows, int64_t columns, float* to) {
+  for (int64_t i = 0; i < rows; ++i)
+    load_row(view.dtype, view.at(at.batch, at.row + i, at.head), columns, to + i * columns);
 }
 
 // Rows of the tensor beyond the used ones become zero.
-void store_matrix(const View& view, int64_t b, int64_t row, int64_t h, int64_t used, int64_t rows, int64_t columns,
+void store_matrix(const View& view, const MatrixPlace& at, int64_t used, int64_t rows, int64_t columns,
                   const float* from) {
+  const auto [b, row, h] = at;
   for (int64_t i = 0; i < used; ++i) store_row(view.dtype, from + i * columns, columns, view.at(b, row + i, h));
   for (int64_t i = used; i < rows; ++i)
     std::memset(view.at(b, row + i, h), 0, static_cast<size_t>(columns * size_of(view.dtype)));
@@ -78,10 +81,15 @@ void disturb(const Setting& c, uint32_t place, int64_t operations, float* row, i
   }
 }
 
+struct RowOfHead {
+  int64_t head, row;
+};
+
 // scores[begin, end) of one row, from scaled products to the input of the softmax. slopes, when not null, receives the
 // derivative of the softcap.
-void finish_scores(const Setting& c, const Sequence& s, int64_t h, int64_t i, KeyRange keys, float* scores,
+void finish_scores(const Setting& c, const Sequence& s, const RowOfHead& at, KeyRange keys, float* scores,
                    float* slopes) {
+  const auto [h, i] = at;
   const Problem& p = c.p;
   if (p.softcap > 0) {
     const auto cap = static_cast<float>(p.softcap);
@@ -154,13 +162,13 @@ void probabilities(const Setting& c, const Sequence& s, int64_t h, float* matrix
   const Problem& p = c.p;
   const int64_t d = p.head_dim, n = s.k_len;
   Scratch::Loan q(c.scratch, s.q_len * d), k(c.scratch, n * d);
-  load_matrix(p.q, s.batch_index, s.q_begin, h, s.q_len, d, q.data());
-  load_matrix(p.k, s.batch_index, s.k_begin, h / p.group(), n, d, k.data());
+  load_matrix(p.q, {s.batch_index, s.q_begin, h}, s.q_len, d, q.data());
+  load_matrix(p.k, {s.batch_index, s.k_begin, h / p.group()}, n, d, k.data());
   c.blas.sgemm(false, true, s.q_len, n, d, static_cast<float>(p.softmax_scale), q.data(), d, k.data(), d, 0, matrix, n);
   c.each_row(s.q_len, [&](int64_t i) {
     const KeyRange keys = visible_keys(p, s, i);
     float* row = matrix + i * n;
-    finish_scores(c, s, h, i, keys, row, slopes ? slopes + i * n : nullptr);
+    finish_scores(c, s, {h, i}, keys, row, slopes ? slopes + i * n : nullptr);
     std::fill(row, row + keys.begin, 0.f);
     std::fill(row + keys.end, row + n, 0.f);
     finish(i, row + keys.begin, keys.end - keys.begin);
@@ -180,9 +188,9 @@ void forward_head(const Setting& c, int64_t b, int64_t h, float* kept) {
     round_row(c.round_to, matrix + i * n, n);
   });
   Scratch::Loan v(c.scratch, n * dv), out(c.scratch, s.q_len * dv);
-  load_matrix(p.v, s.batch_index, s.k_begin, h / p.group(), n, dv, v.data());
+  load_matrix(p.v, {s.batch_index, s.k_begin, h / p.group()}, n, dv, v.data());
   c.blas.sgemm(false, false, s.q_len, dv, n, 1, matrix, n, v.data(), dv, 0, out.data(), dv);
-  store_matrix(p.out, s.batch_index, s.q_begin, h, s.q_len, s.q_rows, dv, out.data());
+  store_matrix(p.out, {s.batch_index, s.q_begin, h}, s.q_len, s.q_rows, dv, out.data());
   for (int64_t i = 0; p.lse && i < s.q_rows; ++i)
     store(p.lse.dtype, p.lse.at(s.batch_index, s.q_begin + i, h), i < s.q_len ? lse.data()[i] : -infinity);
 }
@@ -204,8 +212,9 @@ void add_bias_gradient(const Problem& p, const Sequence& s, int64_t h, const flo
 }
 
 // dS of one row, in place of dP. delta: dout . out - dlse of the row.
-void score_gradient_row(const Setting& c, int64_t sequence_head, int64_t i, int64_t n, const float* p, float delta,
+void score_gradient_row(const Setting& c, const RowOfHead& at, int64_t n, const float* p, float delta,
                         float* gradient) {
+  const auto [sequence_head, i] = at;
   disturb(c, static_cast<uint32_t>(4 * (sequence_head + i) + 1), c.p.head_dim_v, gradient, n);
   if (c.p.dropout) drop_row(c.p, sequence_head, i, n, gradient, gradient);
   for (int64_t j = 0; j < n; ++j) gradient[j] = p[j] == 0 ? 0 : p[j] * (gradient[j] - delta);
@@ -216,7 +225,7 @@ void deltas(const Setting& c, const Sequence& s, int64_t h, const float* dout, f
   const Problem& p = c.p;
   const int64_t d_v = p.head_dim_v;
   Scratch::Loan out(c.scratch, s.q_len * d_v);
-  load_matrix(p.out, s.batch_index, s.q_begin, h, s.q_len, d_v, out.data());
+  load_matrix(p.out, {s.batch_index, s.q_begin, h}, s.q_len, d_v, out.data());
   for (int64_t i = 0; i < s.q_len; ++i) {
     const std::byte* dlse = p.dlse ? p.dlse.at(s.batch_index, s.q_begin + i, h) : nullptr;
     delta[i] = dot_row(dout + i * d_v, out.data() + i * d_v, d_v) -
@@ -236,10 +245,15 @@ float sink_gradient(const Setting& c, const Sequence& s, int64_t h, const float*
   return sum;
 }
 
-// Adds one query head to dq, dk (n x d) and dv (n x dv).
-void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, float* kept, float* dk, float* dv,
-                   Shared& shared) {
+// dk (n x d) and dv (n x dv) of a key head.
+struct KeyGradients {
+  float *dk, *dv;
+};
+
+// Computes dq of one query head, and adds the head to dk and dv.
+void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const KeyGradients& to, Shared& shared) {
   const Problem& p = c.p;
+  const Sequence s = sequence_of(p, b);
   const int64_t m = s.q_len, n = s.k_len, d = p.head_dim, d_v = p.head_dim_v;
   const bool capped = p.softcap > 0;
   Scratch::Loan own(c.scratch, kept ? 0 : m * n), gradient(c.scratch, m * n), slopes(c.scratch, capped ? m * n : 0);
@@ -254,8 +268,8 @@ void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, fl
       round_row(c.round_to, row, count);
     });
   }
-  load_matrix(p.dout, s.batch_index, s.q_begin, h, m, d_v, dout.data());
-  load_matrix(p.v, s.batch_index, s.k_begin, h / p.group(), n, d_v, v.data());
+  load_matrix(p.dout, {s.batch_index, s.q_begin, h}, m, d_v, dout.data());
+  load_matrix(p.v, {s.batch_index, s.k_begin, h / p.group()}, n, d_v, v.data());
 
   const float* dropped = matrix;
   if (p.dropout) {
@@ -265,12 +279,12 @@ void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, fl
     });
     dropped = gradient.data();
   }
-  c.blas.sgemm(true, false, n, d_v, m, 1, dropped, n, dout.data(), d_v, 1, dv, d_v);
+  c.blas.sgemm(true, false, n, d_v, m, 1, dropped, n, dout.data(), d_v, 1, to.dv, d_v);
   c.blas.sgemm(false, true, m, n, d_v, 1, dout.data(), d_v, v.data(), d_v, 0, gradient.data(), n);
 
   deltas(c, s, h, dout.data(), delta.data());
   c.each_row(m, [&](int64_t i) {
-    score_gradient_row(c, b * p.heads_q + h, i, n, matrix + i * n, delta.data()[i], gradient.data() + i * n);
+    score_gradient_row(c, {b * p.heads_q + h, i}, n, matrix + i * n, delta.data()[i], gradient.data() + i * n);
   });
   if (p.dbias) add_bias_gradient(p, s, h, gradient.data(), shared);
   if (p.dsink) {
@@ -287,13 +301,13 @@ void backward_head(const Setting& c, int64_t b, const Sequence& s, int64_t h, fl
   Scratch::Loan other(c.scratch, std::max(m, n) * d), dq(c.scratch, m * d);
   const auto scale = static_cast<float>(p.softmax_scale);
   if (p.dq) {
-    load_matrix(p.k, s.batch_index, s.k_begin, h / p.group(), n, d, other.data());
+    load_matrix(p.k, {s.batch_index, s.k_begin, h / p.group()}, n, d, other.data());
     c.blas.sgemm(false, false, m, d, n, scale, gradient.data(), n, other.data(), d, 0, dq.data(), d);
-    store_matrix(p.dq, s.batch_index, s.q_begin, h, m, s.q_rows, d, dq.data());
+    store_matrix(p.dq, {s.batch_index, s.q_begin, h}, m, s.q_rows, d, dq.data());
   }
   if (p.dk) {
-    load_matrix(p.q, s.batch_index, s.q_begin, h, m, d, other.data());
-    c.blas.sgemm(true, false, n, d, m, scale, gradient.data(), n, other.data(), d, 1, dk, d);
+    load_matrix(p.q, {s.batch_index, s.q_begin, h}, m, d, other.data());
+    c.blas.sgemm(true, false, n, d, m, scale, gradient.data(), n, other.data(), d, 1, to.dk, d);
   }
 }
 
@@ -306,9 +320,9 @@ void backward_group(const Setting& c, int64_t b, int64_t h_k, const std::functio
   std::fill_n(dk.data(), s.k_len * p.head_dim, 0.f);
   std::fill_n(dv.data(), s.k_len * p.head_dim_v, 0.f);
   for (int64_t h = h_k * p.group(); h < (h_k + 1) * p.group(); ++h)
-    backward_head(c, b, s, h, kept(h), dk.data(), dv.data(), shared);
-  if (p.dk) store_matrix(p.dk, s.batch_index, s.k_begin, h_k, s.k_len, s.k_rows, p.head_dim, dk.data());
-  if (p.dv) store_matrix(p.dv, s.batch_index, s.k_begin, h_k, s.k_len, s.k_rows, p.head_dim_v, dv.data());
+    backward_head(c, b, h, kept(h), {dk.data(), dv.data()}, shared);
+  if (p.dk) store_matrix(p.dk, {s.batch_index, s.k_begin, h_k}, s.k_len, s.k_rows, p.head_dim, dk.data());
+  if (p.dv) store_matrix(p.dv, {s.batch_index, s.k_begin, h_k}, s.k_len, s.k_rows, p.head_dim_v, dv.data());
 }
 
 float* kept_head(std::vector<float>& kept, const Problem& p, int64_t b, int64_t h) {
@@ -345,7 +359,7 @@ void Plain::forward(const Problem& p) {
   const bool keep = rounding_ == Rounding::none && !p.dropout && p.softcap == 0 &&
                     kept * static_cast<int64_t>(sizeof(float)) <= most_kept_bytes;
   kept_.resize(keep ? static_cast<size_t>(kept) : 0);
-  const Setting c = setting_of(p, threads_, blas_, scratch_, rounding_, heads, noise_);
+  const Setting c{p, threads_, blas_, scratch_, rounded_type(p, rounding_), heads >= threads_.count(), noise_};
   c.each_head(heads, [&](int64_t n) {
     const int64_t b = n / p.heads_q, h = n % p.heads_q;
     forward_head(c, b, h, kept_head(kept_, p, b, h));
@@ -359,8 +373,9 @@ void Plain::backward(const Problem& p) {
     shared.bias.resize(static_cast<size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
   }
   shared.sink.resize(static_cast<size_t>(p.heads_q));
-  const Setting c = setting_of(p, threads_, blas_, scratch_, rounding_, p.batch * p.heads_k,
-                               noise_ == 0 ? 0 : ~noise_);  // the backward has separate noise
+  const uint32_t noise = noise_ == 0 ? 0 : ~noise_;  // the backward has separate noise
+  const bool heads_at_once = p.batch * p.heads_k >= threads_.count();
+  const Setting c{p, threads_, blas_, scratch_, rounded_type(p, rounding_), heads_at_once, noise};
   c.each_head(p.batch * p.heads_k, [&](int64_t n) {
     const int64_t b = n / p.heads_k;
     backward_group(

@@ -57,8 +57,14 @@ double panel_width(const Bars& bars) {
   return std::max(static_cast<double>(categories) * group + group_gap, title);
 }
 
-void draw_panel(Canvas& canvas, const Bars& bars, const Bars::Panel& panel, double left, double top, double width,
-                const Scale& scale, bool first_column) {
+struct PanelPlace {
+  double left, top, width;
+  bool first_column;
+};
+
+void draw_panel(Canvas& canvas, const Bars& bars, const Bars::BarPanel& panel, const PanelPlace& place,
+                const Scale& scale) {
+  const auto [left, top, width, first_column] = place;
   canvas.text(left, top + 14, panel.title, {.size = 13, .bold = true});
   const double base = top + 26 + plot_height;
   const auto height_of = [&](double value) { return plot_height * value / scale.top; };
@@ -76,10 +82,10 @@ void draw_panel(Canvas& canvas, const Bars& bars, const Bars::Panel& panel, doub
       if (value <= 0) continue;
       const double bar_x = x + static_cast<double>(s) * (bar_width + bar_gap);
       if (bars.series[s].pale)  // no lines shine through
-        canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), "paper", 1, 2);
-      canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), bars.series[s].color,
-                       bars.series[s].pale ? 0.35 : 1, 2,
-                       bars.series[s].name + ", " + panel.categories[c] + ": " + short_number(value));
+        canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), {"paper", 1, 2});
+      canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value),
+                       {bars.series[s].color, bars.series[s].pale ? 0.35 : 1, 2,
+                        bars.series[s].name + ", " + panel.categories[c] + ": " + short_number(value)});
       canvas.text(bar_x + bar_width / 2, base - height_of(value) - 4, short_number(value),
                   {.size = 9.5, .color = "soft", .anchor = Anchor::middle});
     }
@@ -92,7 +98,7 @@ void draw_panel(Canvas& canvas, const Bars& bars, const Bars::Panel& panel, doub
 void draw_legend(Canvas& canvas, const Bars& bars, double y) {
   double x = margin;
   for (const auto& series : bars.series) {
-    canvas.rectangle(x, y - 10, 12, 12, series.color, series.pale ? 0.35 : 1, 2);
+    canvas.rectangle(x, y - 10, 12, 12, {series.color, series.pale ? 0.35 : 1, 2});
     canvas.text(x + 18, y, series.name, {.size = 12});
     x += 18 + text_width(series.name, 12) + 22;
   }
@@ -124,7 +130,7 @@ std::string draw(const Bars& bars) {
     const size_t row = n / columns, column = n % columns;
     const double x = left + static_cast<double>(column) * (panel + panel_gap);
     const double y = top + static_cast<double>(row) * row_height;
-    draw_panel(canvas, bars, bars.panels[n], x, y, panel, scale, column == 0);
+    draw_panel(canvas, bars, bars.panels[n], {x, y, panel, column == 0}, scale);
     if (column == 0)
       canvas.text(margin + 10, y + 26 + plot_height / 2, bars.value_label,
                   {.size = 12, .color = "soft", .anchor = Anchor::middle, .degrees = -90});

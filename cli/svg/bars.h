@@ -18,12 +18,12 @@ struct Bars {
   };
   std::vector<Series> series;
 
-  struct Panel {
+  struct BarPanel {
     std::string title;
     std::vector<std::string> categories;
     std::vector<std::vector<double>> values;  // [series][category]; 0: not measured
   };
-  std::vector<Panel> panels;
+  std::vector<BarPanel> panels;
   size_t columns = 4;
 };
 

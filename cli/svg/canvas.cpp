@@ -89,7 +89,7 @@ Canvas::Canvas(double width, double height, std::string_view title) {
   body_ = "<svg xmlns=\"http://www.w3.org/2000/svg\"" + attribute("width", width) + attribute("height", height) +
           " viewBox=\"0 0 " + px(width) + " " + px(height) + "\" role=\"img\">\n<title>" + escape(title) +
           "</title>\n" + style;
-  rectangle(0, 0, width, height, "paper", 1, 8);
+  rectangle(0, 0, width, height, {"paper", 1, 8});
 }
 
 void Canvas::text(double x, double y, std::string_view text, const TextStyle& how) {
@@ -105,8 +105,8 @@ void Canvas::text(double x, double y, std::string_view text, const TextStyle& ho
   body_.append(">").append(escape(text)).append("</text>\n");
 }
 
-void Canvas::rectangle(double x, double y, double width, double height, const char* color, double opacity,
-                       double radius, std::string_view hint) {
+void Canvas::rectangle(double x, double y, double width, double height, const RectangleStyle& style) {
+  const auto& [color, opacity, radius, hint] = style;
   body_ += "<rect" + attribute("x", x) + attribute("y", y) + attribute("width", width) + attribute("height", height) +
            " class=\"" + color + "\"";
   if (opacity < 1) body_ += " fill-opacity=\"" + px(opacity) + "\"";

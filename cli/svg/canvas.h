@@ -28,9 +28,13 @@ class Canvas {
   };
   void text(double x, double y, std::string_view text, const TextStyle& style);
 
-  // opacity mixes the class's colour with the paper. hint, when not empty, appears under the mouse.
-  void rectangle(double x, double y, double width, double height, const char* color, double opacity = 1,
-                 double radius = 0, std::string_view hint = {});
+  struct RectangleStyle {
+    const char* color;
+    double opacity = 1;  // mixes the class's colour with the paper
+    double radius = 0;
+    std::string_view hint = {};  // appears under the mouse
+  };
+  void rectangle(double x, double y, double width, double height, const RectangleStyle& style);
   void line(double x1, double y1, double x2, double y2, const char* color);
   void arrow(double x1, double y1, double x2, double y2);  // to (x2, y2)
 

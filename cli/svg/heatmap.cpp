@@ -77,8 +77,8 @@ void draw_cells(Canvas& canvas, const Heatmap& map, const Layout& at, double end
       const double value = map.values[r * map.columns.size() + c];
       const double x = at.left + static_cast<double>(c) * at.cell, y = at.top + static_cast<double>(r) * at.cell;
       const double strength = 0.04 + 0.96 * std::clamp(value / end, 0.0, 1.0);
-      canvas.rectangle(x + gap / 2, y + gap / 2, at.cell - gap, at.cell - gap, "first", strength, gap,
-                       map.rows[r] + " looks at " + map.columns[c] + ": " + percent(value));
+      canvas.rectangle(x + gap / 2, y + gap / 2, at.cell - gap, at.cell - gap,
+                       {"first", strength, gap, map.rows[r] + " looks at " + map.columns[c] + ": " + percent(value)});
       if (at.cell < 30 || value < 0.095) continue;
       canvas.text(x + at.cell / 2, y + at.cell / 2 + 4, std::to_string(std::lround(100 * value)),
                   {.size = 11, .color = strength > 0.68 ? "on" : "ink", .anchor = Anchor::middle});
@@ -92,7 +92,7 @@ void draw_legend(Canvas& canvas, const Heatmap& map, const Layout& at, double en
   constexpr int steps = 20;
   for (int step = 0; step < steps; ++step) {
     const double share = (step + 0.5) / steps, y = at.top + height * (1 - (step + 1.0) / steps);
-    canvas.rectangle(x, y, legend_width, height / steps, "first", 0.04 + 0.96 * share);
+    canvas.rectangle(x, y, legend_width, height / steps, {"first", 0.04 + 0.96 * share});
   }
   for (const double share : {0.0, 0.5, 1.0}) {
     canvas.text(x + legend_width + 6,

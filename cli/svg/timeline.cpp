@@ -85,8 +85,9 @@ struct Plot {
                    width = static_cast<double>(slice.end - slice.begin);
       const std::string place = slice.instruction < 0 ? "" : timeline.places[static_cast<size_t>(slice.instruction)];
       const bool can_be_pointed_at = width > 2;
-      canvas.rectangle(begin, y(row), width, bar_height, color_of(slice.activity), opacity_of(slice), 0,
-                       can_be_pointed_at ? str_cat(name, place.empty() ? "" : ": ", place) : "");
+      canvas.rectangle(begin, y(row), width, bar_height,
+                       {color_of(slice.activity), opacity_of(slice), 0,
+                        can_be_pointed_at ? str_cat(name, place.empty() ? "" : ": ", place) : ""});
       const auto fits = [&](const std::string& text) { return text_width(text, label_size) + 4 < width; };
       const std::string label = fits(name) ? name : name.substr(name.rfind(':') + 1);  // without its class
       if (slice.activity != Activity::wait && fits(label)) {
@@ -138,7 +139,7 @@ void draw_legend(Canvas& canvas, double right) {
     right -= 16;
     label(what);
     right -= box + 6;
-    canvas.rectangle(right, y - box + 1, box, box, color_of(activity), opacity_of({.activity = activity}));
+    canvas.rectangle(right, y - box + 1, box, box, {color_of(activity), opacity_of({.activity = activity})});
   }
 }
 

@@ -41,8 +41,8 @@ class AttentionJob final : public Job {
   bool is_empty() const override { return tool::is_empty(results_); }
   std::string kernel() const override { return pass_ == TANDEM_FORWARD ? "forward" : "backward"; }
 
-  std::vector<io::TensorView> results() const override {
-    std::vector<io::TensorView> views;
+  std::vector<io::FileTensor> results() const override {
+    std::vector<io::FileTensor> views;
     for (const Results::Named& one : results_.all(pass_)) views.push_back(one.buffer->view(one.name));
     return views;
   }
@@ -132,8 +132,8 @@ class PtxJob final : public Job {
     return status;
   }
 
-  std::vector<io::TensorView> results() const override {
-    std::vector<io::TensorView> views;
+  std::vector<io::FileTensor> results() const override {
+    std::vector<io::FileTensor> views;
     for (size_t n = 0; n < results_.size(); ++n) {
       const LaunchBuffer& buffer = launch_.buffers[n];
       if (!buffer.read_only) views.push_back({buffer.name, buffer.type, buffer.shape, results_[n]});
@@ -185,7 +185,7 @@ std::vector<std::byte> PtxJob::content_of(const LaunchBuffer& buffer) const {
   if (buffer.fill == Fill::none) return {};
   if (buffer.fill == Fill::file) {
     const io::MappedFile mapped(launch_.beside(buffer.file));
-    const io::TensorView view = io::parse_npy(mapped.bytes(), buffer.file);
+    const io::FileTensor view = io::parse_npy(mapped.bytes(), buffer.file);
     if (view.data.size() != buffer.bytes) {
       throw io::InputError(str_cat(launch_.path, ": buffer ", io::in_quotes(buffer.name), " has ", buffer.bytes,
                                    " bytes, and ", buffer.file, " holds ", view.data.size()));
@@ -301,7 +301,7 @@ struct Comparison {
   double got = 0, wanted = 0, error = 0, allowed = 0;  // at the worst element
 };
 
-Comparison compare(const LaunchBuffer& buffer, std::span<const std::byte> result, const io::TensorView& expected) {
+Comparison compare(const LaunchBuffer& buffer, std::span<const std::byte> result, const io::FileTensor& expected) {
   // "<V2" of .npy are two bytes without a meaning: they get the type of the buffer.
   const io::Element type = expected.element == io::Element::raw16 ? buffer.type : expected.element;
   const auto size = static_cast<size_t>(io::size_of(buffer.type)),
@@ -328,7 +328,7 @@ std::vector<std::string> PtxJob::verdicts(bool good) const {
     const LaunchBuffer& buffer = launch_.buffers[n];
     if (buffer.expected.empty()) continue;
     const io::MappedFile mapped(launch_.beside(buffer.expected));
-    const io::TensorView expected = io::parse_npy(mapped.bytes(), buffer.expected);
+    const io::FileTensor expected = io::parse_npy(mapped.bytes(), buffer.expected);
     const size_t elements = expected.data.size() / static_cast<size_t>(io::size_of(expected.element));
     const size_t count = buffer.bytes / static_cast<size_t>(io::size_of(buffer.type));
     if (elements != count) {

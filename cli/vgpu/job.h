@@ -27,7 +27,7 @@ class Job {
   // Runs once on a new device, with the same inputs each time and uninitialised results.
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
   // Results of the last run.
-  virtual std::vector<io::TensorView> results() const = 0;
+  virtual std::vector<io::FileTensor> results() const = 0;
   // Wrong results, a sentence each.
   virtual std::vector<std::string> complaints() const { return {}; }
   // Correct results, a sentence each, where an expectation is known.

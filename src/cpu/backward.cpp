@@ -4,15 +4,15 @@
 //   2. keys     an item holds a block of keys, walks over the queries that see it, keeps dK and dV, and adds its share
 //               of dQ to a float32 accumulator. Blocks add to a tile of queries in the order of their keys, each
 //               waiting for its turn: sums are the same bit for bit on any number of threads. Items are started in that
-//               same order, so whoever is waited for is already at work.
+//               same order, so every earlier block is already running.
 //   3. bias     dbias and dsink, each element summed by one thread in a fixed order
-//   4. captured the gradients of what a score_mod reads: tiles are dealt out to a fixed number of parts, each of which
-//               adds to a float64 table of its own, tile after tile; the tables are added up in order
+//   4. captured the gradients of the tensors that a score_mod reads: a fixed number of parts share the tiles. Each part
+//               adds its tiles in order to a separate float64 table; the tables are added up in order
 //
-// The accumulator of a float32 dq is dq itself, which for `accumulate` is not cleared. For a 16-bit one it is a slot of
-// the workspace, converted when the last block of its head is done; heads take turns on a few slots. Where not even one
-// head's accumulator fits the budget, dQ gets a loop of its own over queries, which costs seven products in place of
-// five.
+// The accumulator of a float32 dq is dq itself, which for `accumulate` is not cleared. The accumulator of a 16-bit dq
+// is a slot of the workspace, converted when the last block of its head is done. Heads share a few slots in turn. If
+// not even the accumulator of one head fits the budget, a separate loop over queries computes dQ, which costs seven
+// products instead of five.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,7 +27,7 @@ namespace tandem::cpu {
 
 namespace {
 
-constexpr int64_t kMaxParts = 64;                          // of captured gradients: so many threads find work
+constexpr int64_t kMaxParts = 64;                          // captured gradients: the most threads that share the work
 constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all their tables, unless one alone has more
 constexpr size_t kSlotBudget = size_t{8} << 20;            // bytes; more where the inputs are large themselves
 
@@ -52,7 +52,7 @@ struct BackwardLayout {
   std::atomic<int32_t>* turns;      // per row tile: the block whose turn it is
   std::atomic<int32_t>* slot_head;  // per slot: the head that may use it
   float* accumulators;
-  int64_t parts, cells;  // of captured gradients
+  int64_t parts, cells;  // captured gradients: number of tables, elements of each
   double* tables;        // [parts][cells]
   std::byte* scratch;
   size_t scratch_bytes, bytes;
@@ -91,7 +91,7 @@ struct BackwardLayout {
     bytes = w.bytes();
   }
 
-  // A tile's memory of its own, after the kernel's scratch.
+  // The part of a tile's memory that follows the kernel's scratch.
   template <class T>
   T* local(const Problem& p, std::byte* mine) const {
     return reinterpret_cast<T*>(mine + scratch_stride(kernels().backward_scratch(p)));
@@ -147,7 +147,7 @@ class Backward {
     x->row_end = std::min(whole.row_end, x->row_begin + kBackwardRows);
   }
 
-  // The blocks of keys [first, end) that a tile of rows meets.
+  // The blocks of keys [first, end) that may have visible keys for a tile of rows.
   KeyRange blocks_of_tile(const Piece& whole, int64_t tile) const {
     Piece x = whole;
     set_tile(&x, whole, tile);
@@ -155,7 +155,7 @@ class Backward {
     return {keys.begin / kBackwardKeys, ceil_div(keys.end, kBackwardKeys)};
   }
 
-  // Whether the block mask lets any query of a tile see any key of a block.
+  // True if the block mask lets any query of a tile see any key of a block.
   bool masks_in(const Piece& whole, int64_t tile, int64_t block) const {
     const BlockMaskView& mask = p_.block_mask;
     if (!mask) return true;
@@ -182,7 +182,7 @@ class Backward {
     return {layout_.terms + row_of(x.sequence, p_) * p_.heads_q, p_.heads_q, 1};
   }
 
-  // A row of a gradient: in place of what is there, or added to it.
+  // Stores a row of a gradient, or adds it to the stored row.
   void put_row(DType type, const float* from, int64_t n, void* to) const {
     (p_.accumulate ? kernels().add_row : kernels().store_row)(type, from, n, to);
   }
@@ -253,7 +253,7 @@ class Backward {
       new (layout_.slot_head + i) std::atomic<int32_t>(static_cast<int32_t>(i));
     std::memset(layout_.accumulators, 0, static_cast<size_t>(layout_.slots * layout_.slot_floats) * sizeof(float));
     int64_t n = 0;
-    int32_t turn = 0;  // of heads that have blocks, on the slots
+    int32_t turn = 0;  // number of earlier heads with blocks
     for (int64_t i = 0; i < count_; ++i) {
       Head& head = layout_.heads[layout_.order[i]];
       const int64_t all = blocks(piece(head));

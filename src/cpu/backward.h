@@ -4,9 +4,9 @@
 //   dP = V dO^T  [keys][queries]     dS = P * (dP - delta)         dK += dS Q    [keys][dim]
 //                                                                  dQ  = dS^T K  [queries][dim]
 //
-// The scheduler holds a block of keys and walks over the queries (dK and dV stay in scratch, dQ is handed out tile by
-// tile), or holds queries and walks over keys when only dQ is wanted. Scores lie [key][query] as in the forward; P and
-// dS are read by the last three products through strides, never transposed.
+// The scheduler keeps a block of keys and iterates over the queries: dK and dV stay in scratch, each tile of dQ is
+// handed out. For dQ alone it keeps queries and iterates over keys. Scores lie [key][query] as in the forward. The last
+// three products read P and dS through strides.
 #pragma once
 
 #include "cpu/decode.h"
@@ -20,22 +20,22 @@ struct Backward {
   static constexpr int kPair = Mma::kPair;
   static constexpr int64_t kPanels = (kBackwardRows + kPanel - 1) / kPanel;
   static constexpr int64_t kRowsPadded = kPanels * kPanel;
-  static constexpr int64_t kStride = kRowsPadded + 16;  // floats between keys: not a power of two, for the cache's sake
+  static constexpr int64_t kStride = kRowsPadded + 16;  // floats between keys; not a power of two (cache conflicts)
 
   struct BackwardScratch {
     // The block of keys.
     Word *k, *v, *k_panels;  // rows, rows, columns in panels
     float *dk, *dv;          // [keys][dim padded]
-    float* by_row;           // dout and out of a panel: [kPanel][dim padded] each, then [dim padded][kPanel] each
+    float* by_row;           // dout, out: [kPanel][dim padded], [dim padded][kPanel]
     // The tile of queries.
     PanelRows* rows;
     Word *q, *dout, *q_panels, *dout_panels;  // panels over queries; columns in panels over dim
     float *scores, *dscores;                  // [keys][kStride]: S then P, dP then dS
-    Word *p_rows, *ds_rows, *ds_pairs;        // MmaBF16: P and dS rounded; [keys][kRowsPadded / 2], [keys / 2][rows]
+    Word *p_rows, *ds_rows, *ds_pairs;        // bf16 P, dS: [keys][kRowsPadded / 2], [keys / 2][rows]
     float* dq;                                // [queries][dim padded]
     TileMemory options;
     float* dropout;
-    T* dout_rows;  // of a float32 dout, as products take it
+    T* dout_rows;  // a float32 dout rounded to T for matrix products
     StreamedRows streamed;
     Word* row;
     int64_t k_stride, v_stride, q_words, v_words, k_columns, v_columns;  // columns: dim padded to kPanel
@@ -127,8 +127,8 @@ struct Backward {
     pack_panel<Mma, T>({queries, rows.count}, p.head_dim, p.softmax_scale, s.row, s.q + panel * s.q_words * kPanel);
   }
 
-  // Products of a panel's queries and the packed keys from first_key on, which are the piece's. Each sum is in the
-  // order of the forward, so that these scores are the same bits as those that made lse.
+  // Products of a panel's queries and the piece's packed keys from first_key on. Each sum is in the order of the
+  // forward, so that these scores have the same bits as the scores of lse.
   static void multiply_keys(const Piece& piece, int64_t panel, int64_t first_key, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const int64_t count = piece.key_end - piece.key_begin;
@@ -399,8 +399,7 @@ struct Backward {
     }
   }
 
-  // sum(dout * out) of a panel's rows. The order of each sum is that of dP where products are of floats, so that a row
-  // which one key takes has dS = 0.
+  // sum(dout * out) of a panel's rows, in the order of dP for float products: a row of one dominant key has dS = 0.
   static void sum_outputs(const Piece& piece, const PanelRows& rows, float* to, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;

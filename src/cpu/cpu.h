@@ -21,7 +21,7 @@ size_t workspace_size(const Problem& problem, int threads);
 void forward(const Problem& problem, Threads& threads, void* workspace);
 void backward(const Problem& problem, Threads& threads, void* workspace);
 
-// Of float32, bfloat16 and float16. The same bits for any number of threads.
+// Merges float32, bfloat16 and float16 parts. The result has the same bits for any number of threads.
 void merge(const MergeProblem& problem, Threads& threads);
 
 // workspace: a byte for each block of the problem.

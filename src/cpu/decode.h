@@ -15,8 +15,8 @@ inline VF widen_tail(const T* p, int64_t n) {
   return widen(tail);
 }
 
-// Rows of keys or values in memory, read in order: asking for the row that lies about 8 KB further on keeps as many
-// reads under way as the memory takes. (The hardware's own prefetching reaches two thirds of that.)
+// Rows of keys or values in memory, read in order. Prefetching the row about 8 KB ahead keeps as many reads in flight
+// as the memory supports. (Hardware prefetching alone reaches two thirds of that rate.)
 template <class T>
 struct Stream {
   uintptr_t row_bytes, ahead;  // possibly past the end: a prefetch touches nothing
@@ -33,7 +33,7 @@ struct Stream {
   }
 };
 
-// Where the score of a key and a row is.
+// The position of the score of a key and a row.
 struct DecodeLayout {
   int64_t key, row;
 };
@@ -136,9 +136,9 @@ struct StreamedRows {
   }
 };
 
-// Keys lie in lanes where more than a few rows share them: transposing keys costs less than a sum over lanes for each
-// score. The choice sets the order of a score's sum, so it depends on the rows of the sequence alone, and the backward
-// makes it as the forward does.
+// Keys lie in lanes if more than a few rows share them: transposing keys costs less than a sum over lanes per score.
+// The choice sets the order of a score's sum. It depends only on the rows of the sequence, and the backward makes the
+// same choice.
 inline bool streams_across(const Piece& piece) {
   return kLanes >= 4 && piece.streamed_rows >= 4 && piece.streamed_rows * kLanes >= piece.problem->head_dim;
 }

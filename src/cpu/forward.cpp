@@ -1,7 +1,7 @@
 // Schedules the forward: cuts the problem into pieces, longest first, and joins split key ranges.
 //
-// How a query's keys are tiled and split depends on its own sequence alone, never on the batch or on the number of
-// threads, so results are the same bit for bit whatever runs beside them.
+// The tiles and splits of a query's keys depend only on its sequence, never on the batch or the number of threads. The
+// bits of a result therefore do not depend on other work.
 #include <algorithm>
 
 #include "cpu/cpu.h"
@@ -18,11 +18,11 @@ struct Item {
   int32_t sequence, head_k;
   int32_t row_tile;  // rows [row_tile * rows per item, ...)
   int32_t part;      // keys [part * part size, ...); -1: all
-  int64_t group;     // of parts that are combined; -1: none
+  int64_t group;     // index of the combined parts; -1: none
   int64_t cost;
 };
 
-// The parts of one (sequence, key head), combined by whoever finishes the last.
+// The parts of one (sequence, key head). The thread that finishes the last part combines them.
 struct Group {
   std::atomic<int32_t> left;
   int32_t first_part, parts;
@@ -61,7 +61,7 @@ struct ForwardLayout {
   std::byte* scratch;
   size_t scratch_bytes, bytes;
 
-  // Bounds from shapes alone: packed lengths are not known when the size is asked for.
+  // Bounds from shapes alone: packed lengths are not known when the workspace size is computed.
   ForwardLayout(const Problem& p, int threads, void* base) {
     rows = rows_per_item(p, threads);
     const int64_t split_rows = std::min<int64_t>(kSplitRows, p.seqlen_q * p.group());

@@ -64,7 +64,7 @@ inline void with_row_of(const View& v, const Sequence& s, int64_t begin, int64_t
   }
 }
 
-// What a row's maximum and sum, with the sink, make of out and lse.
+// The out factor and lse of a row, computed from its maximum and sum and the sink.
 struct RowResult {
   float out_factor, lse;
 };
@@ -282,7 +282,7 @@ struct Forward {
       begin = minimum(begin, panel->rows.begin_min);
       end = maximum(end, panel->rows.end_max);
     }
-    // Tiles start at multiples of the tile size, so a query meets the same tiles whatever piece it is in.
+    // Tiles start at multiples of the tile size, so the tiles of a query do not depend on its piece.
     for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
       bool packed = false;  // not where a mask hides the tile from all

@@ -1,11 +1,11 @@
 // The one matrix product of the engine: C[rows][kPanel] (+)= A[rows][k] * B[k][kPanel].
 //
-// Lanes run over a panel of kPanel columns of B (queries, or head_dim); A is read one word at a time and broadcast,
-// from any two strides. So neither operand is ever shuffled: what the caller calls a transpose is a stride of A. A
-// block of up to kRows x 2 vectors of C stays in registers over the whole of k.
+// Lanes run over a panel of kPanel columns of B (queries, or head_dim). A is read one word at a time from any two
+// strides and broadcast. No operand is ever shuffled, because a transpose is only another stride of A. A block of up to
+// kRows x 2 vectors of C stays in registers over the whole of k.
 //
-// Mma says what a word is: F32 has one float in a word. BF16 has two consecutive k of bfloat16 in a word and multiplies
-// them with AVX-512's vdpbf16ps; k then counts pairs.
+// Mma defines a word: F32 has one float in a word. BF16 has two consecutive k of bfloat16 in a word and multiplies them
+// with AVX-512's vdpbf16ps; k then counts pairs.
 #pragma once
 
 #include "cpu/simd.h"
@@ -68,7 +68,7 @@ HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int6
     }
     for (int j = 0; j < kBases; ++j) base[j] += k_stride;
   }
-  // Added at the end, not started from: sums of a tile are small beside C, so long sums round less.
+  // Added at the end, not started from: sums of a tile are small compared with C, so long sums round less.
   if (accumulate) {
     for (int r = 0; r < R; ++r) {
       acc[r][0] = hn::Add(acc[r][0], load(c + r * c_stride));
@@ -91,7 +91,7 @@ HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_str
 }
 
 // One function holds all block sizes and is never inlined. Otherwise the compiler would inline some blocks into some
-// callers, and the time of one caller would depend on the others.
+// callers, and each caller's time would depend on the other callers.
 template <class Mma, bool Adjacent>
 HWY_NOINLINE void gemm_strided(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k,
                                float* c, int64_t c_stride, bool accumulate) {

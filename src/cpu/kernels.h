@@ -1,8 +1,9 @@
-// What a target (an instruction set) offers the scheduler: plain functions on plain structs, one table per target.
+// The interface of a target (an instruction set) for the scheduler: plain functions on plain structs, one table per
+// target.
 //
-// The scheduler (forward.cpp, backward.cpp) decides who computes which rows and keys and where scratch lies; a kernel
-// computes one piece on one thread. Kernels call no inline function of a shared header: compiled with wider
-// instructions than the machine may have, it could be linked into code that runs everywhere.
+// The scheduler (forward.cpp, backward.cpp) assigns rows, keys and scratch to threads; a kernel computes one piece on
+// one thread. Kernels call no inline function of a shared header. The linker could keep such a function's copy with
+// wider instructions than the machine has.
 #pragma once
 
 #include <cstddef>
@@ -12,17 +13,17 @@
 
 namespace tandem::cpu {
 
-// The query rows of one (sequence, key head): row r is query r / group of head head_k * group + r % group, so all query
-// heads that share keys are neighbours and one tile serves them (GQA packing).
+// The query rows of one (sequence, key head). Row r is query r / group of head head_k * group + r % group. All query
+// heads that share keys are neighbours, and one tile serves them (GQA packing).
 struct Piece {
   const Problem* problem;
   Sequence sequence;
   int64_t sequence_number;  // its index in the batch, packed or not
   int64_t head_k;
-  int64_t head_first, heads;  // query heads of the rows: row r is query r / heads of head head_first + r % heads
-  int64_t streamed_rows;      // query rows of the whole sequence and key head where decode serves it, else 0
+  int64_t head_first, heads;  // row r: query r / heads of head head_first + r % heads
+  int64_t streamed_rows;      // decode: query rows of the sequence and key head; else 0
   int64_t row_begin, row_end;
-  int64_t key_begin, key_end;  // only these keys take part; key_begin is a multiple of the key tile
+  int64_t key_begin, key_end;  // the piece's keys; key_begin is a multiple of the key tile
 };
 
 // Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (a stored score), sum, and
@@ -34,7 +35,7 @@ struct Partial {
   float* largest;
   int64_t stride;  // floats between rows of out
 };
-constexpr int64_t kRowFloats = 3;  // of a row beside out
+constexpr int64_t kRowFloats = 3;  // floats per row in addition to out
 
 // A float32 accumulator of dq: row r of a piece lies at data[r / heads * query + r % heads * head - origin].
 struct RowAccumulator {
@@ -42,11 +43,11 @@ struct RowAccumulator {
   int64_t query, head, origin;
 };
 
-// What the backward knows of a row of queries.
+// The values from which the backward computes a row's probabilities.
 struct RowTerms {
   float delta;        // sum(dout * out) - dlse
-  float max;          // the row's largest score, as it is stored, where inverse_sum is not 0
-  float inverse_sum;  // of e^(score - max) and the sink; 0: lse has all that is needed
+  float max;          // the row's largest stored score if inverse_sum is not 0
+  float inverse_sum;  // 1 / sum of e^(score - max) and the sink; 0: lse is exact
   float sink;         // the sink's probability, where inverse_sum is not 0
 };
 
@@ -56,7 +57,7 @@ struct RowTermsView {
   int64_t query_stride, head_stride;
 };
 
-// Tells whether any of a tile's rows may see a key of the block that begins at this key.
+// Returns true if any of a tile's rows may see a key of the block that begins at this key.
 struct BlockFilter {
   bool (*needed)(const void* context, int64_t key);
   const void* context;
@@ -65,7 +66,7 @@ struct BlockFilter {
 struct Kernels {
   const char* name;
   bool bf16_dot;
-  int panel;         // queries that fill one panel: rows per piece are best a multiple
+  int panel;         // queries per panel; rows per piece should be a multiple
   int64_t key_tile;  // keys per step of the forward
 
   // Forward on tiles of queries; partial: NULL writes out and lse, otherwise fills the partial of rows [0, rows).
@@ -78,15 +79,15 @@ struct Kernels {
   // then rows of max, of sum and of the largest score.
   void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
 
-  // Backward. Fills in the terms of a piece's rows. A float32 lse may be too short for a row's probabilities: such rows
-  // are summed again over the blocks of keys for which needed(context, first key) is true.
+  // Backward. Fills in the terms of a piece's rows. A float32 lse may be too imprecise for a row's probabilities. The
+  // sums of such rows are computed again over the blocks of keys for which needed(context, first key) is true.
   void (*row_terms)(const Piece&, RowTermsView, BlockFilter, void* scratch);
   size_t (*backward_scratch)(const Problem&);
   // Packs keys [key_begin, key_end) (at most kBackwardKeys) and clears their gradients.
   void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
-  // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, leaves the tile of dq.
-  // captured: where not null, the table of all that a score_mod's gradients are asked for (problem/bound_expression.h).
-  // False: no row sees a key, and there is nothing to add.
+  // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, stores the tile of dq.
+  // captured: null, or the table of all captured gradients (problem/bound_expression.h). Returns false if no row sees a
+  // key, so that nothing is to be added.
   bool (*backward_tile)(const Piece&, RowTermsView, bool want_dkv, bool want_dq, double* captured, void* scratch);
   void (*backward_add_dq)(const Piece&, RowAccumulator dq, void* scratch);
   void (*backward_store_dkv)(const Piece&, void* scratch);

@@ -14,7 +14,7 @@ namespace {
 
 enum class State : uint8_t { empty, partial, full };
 
-// What a thread asks the text with.
+// Evaluates mask_mod for the blocks of one thread.
 class Asker {
  public:
   Asker(const MakeBlocksProblem& problem, float* memory)
@@ -65,20 +65,27 @@ class Asker {
   int32_t head_[score_mod::kTile], q_[score_mod::kTile], k_[score_mod::kTile];
 };
 
-// One row of one list: columns in a state between these, then the others.
-void list_row(const MadeList& list, int64_t batch, int64_t head, int64_t row, const State* states, int64_t step,
-              int64_t columns, State least, State most) {
+// The states of a row of blocks: column j has states[j * step].
+struct ListRow {
+  int64_t batch, head, number;
+  const State* states;
+  int64_t step, columns;
+};
+
+// One row of one list: first the columns with a state between these two, then the remaining columns.
+void list_row(const MadeList& list, const ListRow& row, State least, State most) {
+  const int64_t batch = row.batch, head = row.head, number = row.number, columns = row.columns;
   int32_t* const index =
-      list.index + batch * list.index_stride[0] + head * list.index_stride[1] + row * list.index_stride[2];
+      list.index + batch * list.index_stride[0] + head * list.index_stride[1] + number * list.index_stride[2];
   const auto is_listed = [&](int64_t column) {
-    return least <= states[column * step] && states[column * step] <= most;
+    return least <= row.states[column * row.step] && row.states[column * row.step] <= most;
   };
   int64_t listed = 0;
   for (int64_t column = 0; column < columns; ++column) listed += is_listed(column);
   int64_t at = 0, others = listed;
   for (int64_t column = 0; column < columns; ++column)
     index[(is_listed(column) ? at++ : others++) * list.index_stride[3]] = static_cast<int32_t>(column);
-  list.count[batch * list.count_stride[0] + head * list.count_stride[1] + row * list.count_stride[2]] =
+  list.count[batch * list.count_stride[0] + head * list.count_stride[1] + number * list.count_stride[2]] =
       static_cast<int32_t>(listed);
 }
 
@@ -104,12 +111,10 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
     const int64_t rows = by_keys ? m.blocks_k : m.blocks_q, columns = by_keys ? m.blocks_q : m.blocks_k;
     const int64_t number = item - (by_keys ? of_queries : 0), list = number / rows, row = number % rows;
     const int64_t place = list * m.blocks_q * m.blocks_k + (by_keys ? row : row * m.blocks_k);
-    const State* const first = columns > 0 ? states + place : states;  // of no blocks there may be none
-    const int64_t step = by_keys ? m.blocks_k : 1;
-    list_row(m.partial[by_keys], list / m.heads, list % m.heads, row, first, step, columns, State::partial,
-             m.full[by_keys] ? State::partial : State::full);
-    if (m.full[by_keys])
-      list_row(m.full[by_keys], list / m.heads, list % m.heads, row, first, step, columns, State::full, State::full);
+    const State* const first = columns > 0 ? states + place : states;  // no columns: no states to point into
+    const ListRow x{list / m.heads, list % m.heads, row, first, by_keys ? m.blocks_k : 1, columns};
+    list_row(m.partial[by_keys], x, State::partial, m.full[by_keys] ? State::partial : State::full);
+    if (m.full[by_keys]) list_row(m.full[by_keys], x, State::full, State::full);
   });
 }
 

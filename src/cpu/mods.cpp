@@ -135,7 +135,7 @@ BlockState block_state(const ModTile& tile, int64_t lane, int64_t key) {
   return mask.at(tile.piece.sequence.batch_index, tile.head[lane], tile.query[lane], tile.key + key);
 }
 
-// The lanes of a tile that begin a new row of blocks; the others have the states of the lane before.
+// The lanes of a tile that begin a new row of blocks. Every other lane has the states of the lane before it.
 struct RowsOfBlocks {
   int64_t count = 0;
   int64_t lane[256];
@@ -151,7 +151,7 @@ struct RowsOfBlocks {
   }
 };
 
-// A full block is visible whatever mask_mod says, and a partial one where there is no mask_mod.
+// A full block is visible for any mask_mod, and a partial block is visible without a mask_mod.
 ShownKeys show_by_blocks(const ModTile& tile, int32_t* visible) {
   const bool by_mod = tile.piece.problem->mask_mod.present;
   const RowsOfBlocks rows(tile);

@@ -11,7 +11,7 @@ namespace tandem::cpu {
 
 struct ModTile {
   const Piece& piece;
-  const int64_t *query, *head;  // of each lane; lanes: a power of two, at most 256
+  const int64_t *query, *head;  // per lane; lanes: a power of two, at most 256
   int64_t lanes;
   int64_t key, count;  // keys [key, key + count)
   int64_t stride;      // floats between keys of the scores
@@ -28,16 +28,16 @@ struct ShownKeys {
   explicit operator bool() const { return begin < end; }
 };
 
-// Finds the keys that mask_mod and the block mask show. Unless every lane sees all keys of the tile, it fills in
-// visible[key][lane] for each of them: 1 where the lane sees the key, else 0.
+// Finds the keys that mask_mod and the block mask show. If a lane does not see all keys of the tile, it fills in
+// visible[key][lane] for them: 1: visible, 0: hidden.
 ShownKeys show_visible(const ModTile& tile, int32_t* visible);
 
 // Scores as score_mod gives them, in place.
 void modify_scores(const ModTile& tile, float* scores);
 
-// dscores, the gradients of what modify_scores() gave, become those of the scores that it read, which are `unmodified`.
-// captured: where not null, the table that the gradients of what the text reads are added to. What lies in the last
-// `lanes - rows` lanes is no row's.
+// Converts dscores from gradients of the results of modify_scores() to gradients of the scores that it read, which are
+// `unmodified`. captured: null, or the table to which the gradients of captured tensors are added. The last `lanes -
+// rows` lanes belong to no row.
 void modify_gradients(const ModTile& tile, int64_t rows, const float* unmodified, float* dscores, double* captured);
 
 }  // namespace tandem::cpu

@@ -15,10 +15,11 @@ inline float lse_of(const Piece& piece, const PanelRows& rows, int lane) {
   return *value_of(piece.problem->lse, piece, rows, lane);
 }
 
-// By lane, how a score becomes a probability. Lanes of an lse: e^(score - lse). The others: e^(score - max) / sum.
+// By lane, how a score becomes a probability. Lanes with an lse: e^(score - lse). All other lanes: e^(score - max) /
+// sum.
 template <int Degree>
 struct Probabilities {
-  float lse[kPanel];  // in the unit of stored scores; inf for a row that saw no key, which makes P 0
+  float lse[kPanel];  // unit of stored scores; inf (P = 0) for a row without keys
   float max[kPanel], inverse_sum[kPanel], delta[kPanel];
   bool summed = false;  // any lane has a sum
 
@@ -47,8 +48,9 @@ struct Probabilities {
   }
 };
 
-// A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention makes no such
-// error where one key takes the row. A broad row, whose lse is near log(keys), hides it behind those of its scores.
+// A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention has no such
+// error if one key dominates the row. In a broad row, whose lse is near log(keys), the rounding of the scores hides the
+// error.
 template <int Degree>
 inline bool is_lse_too_short(float lse, int64_t keys) {
   constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
@@ -83,8 +85,8 @@ struct ExactSums {
   }
 };
 
-// lse, which other parts of a sequence may have a share in, decides whether these sums are the row's: they are where
-// they agree with it as far as float32 tells.
+// lse, to which other parts of a sequence may contribute, decides whether these sums are the row's sums. They are if
+// they agree with lse to float32 precision.
 inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
                      RowTerms* terms) {
   constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;

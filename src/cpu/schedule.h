@@ -1,4 +1,5 @@
-// What forward.cpp and backward.cpp share: carving the caller's workspace, and threads that take items in order.
+// The code that forward.cpp and backward.cpp share: it carves the caller's workspace, and its threads take items in
+// order.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class Workspace {
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
   }
 
-  // Bytes to ask for: what was taken, and room to align an arbitrary pointer.
+  // Bytes that the caller must provide: the taken bytes, and enough to align an arbitrary pointer.
   size_t bytes() const { return used_ + 64; }
 
  private:
@@ -43,9 +44,9 @@ constexpr double kWorkPerThread = 1e5;
 // Multiply-adds that are taken at once: small items go in runs, which lie side by side in memory.
 constexpr double kWorkPerGrab = 2.5e5;
 
-// Who takes which item. In order: items are started in order, which longest-first schedules and the ordered sums of the
-// backward rely on. In sections: items alike, of which each thread begins with a share of its own, as the layers before
-// and after an attention do, so that it finds its part in its cache; then it helps the others.
+// Assignment of items to threads. In order: longest-first schedules and the backward's ordered sums rely on this order.
+// In sections: each thread begins with its section of similar items, as the neighbouring layers do, so that the data is
+// in its cache. Then the thread takes items of other sections.
 enum class Take { kInOrder, kInSections };
 
 // body(item, scratch) for every item in [0, count), work multiply-adds in all. scratch: one part of scratch_bytes per

@@ -1,8 +1,8 @@
 // From raw scores to probabilities on one tile of up to key_tile keys x kPanel queries: options, masks, online softmax.
 //
-// A tile is stored key by key, queries in lanes: a lane owns a query, so no step crosses lanes and a query's result
-// does not depend on its neighbours. Scores are in natural units, as standard attention has them: a row's largest score
-// is subtracted before log2 e is multiplied in, so that the largest probability is exactly 1 at any magnitude.
+// A tile is stored key by key, queries in lanes. A lane belongs to a query, so no step crosses lanes, and a query's
+// result does not depend on its neighbours. Scores are in natural units, as in standard attention. A row's largest
+// score is subtracted before the product with log2 e, so that the largest probability is exactly 1 at any magnitude.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -12,7 +12,7 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-// What each lane of a panel is. Lanes beyond the last row repeat it: they cost nothing and are never stored.
+// The query of each lane of a panel. Lanes beyond the last row repeat it: they cost nothing and are never stored.
 struct PanelRows {
   int count;                                       // lanes that are rows
   int64_t query[kPanel], head[kPanel];             // row index within the sequence, query head
@@ -51,7 +51,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
     rows->key_end[i] = static_cast<int32_t>(end);
     rows->begin_max = static_cast<int32_t>(maximum(rows->begin_max, begin));
     rows->end_min = static_cast<int32_t>(minimum(rows->end_min, end));
-    if (begin < end) {  // a lane that sees nothing hides nothing from the others
+    if (begin < end) {  // lanes without visible keys do not count
       rows->begin_min = static_cast<int32_t>(minimum(rows->begin_min, begin));
       rows->end_max = static_cast<int32_t>(maximum(rows->end_max, end));
     }
@@ -147,8 +147,8 @@ inline void hide_by_bias(const Piece& piece, const PanelRows& rows, int64_t key,
 // The natural score of a stored one is stored * unit. Queries packed as floats carry softmax_scale, rounded once for
 // each number; a factor of all scores would add the same rounding error to each. bfloat16 words cannot carry it.
 struct ScoreUnit {
-  double product;  // of the products of queries and keys
-  double stored;   // of what finish_scores() leaves
+  double product;  // unit of the products of queries and keys
+  double stored;   // unit of the scores that finish_scores() stores
   float log2;      // stored, times log2 e: what exponents need
 };
 inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
@@ -156,12 +156,12 @@ inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
   return {product, stored, static_cast<float>(stored * 1.44269504088896340736)};
 }
 
-// What options need beside a tile of scores; null where a problem does not have them.
+// The memory that options need in addition to a tile of scores; null without those options.
 struct TileMemory {
   float* bias = nullptr;        // as add_bias() takes it
-  float* slope = nullptr;       // receives d score / d (scaled product) of softcap; null: not wanted
+  float* slope = nullptr;       // output: d score / d (scaled product); null: not wanted
   float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
-  int32_t* visible = nullptr;   // [key][kPanel]: 1 where masks show the key, else 0; null: they show all of the tile
+  int32_t* visible = nullptr;   // [key][kPanel]: 1: visible, 0: hidden; null: all visible
   float* mods = nullptr;        // mod_floats()
 };
 
@@ -269,13 +269,13 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
 
 // ---- Online softmax -----------------------------------------------------------------------------------------------
 
-// Running state of a panel (Milakov and Gimelshein 2018), with FlashAttention-4's conditional rescaling: the reference
-// maximum follows the true one only when it has grown by more than 8 (a factor 2^8), since float32 has the room. Each
-// lane decides for itself; when none has, nothing is rescaled.
+// Running state of a panel (Milakov and Gimelshein 2018), with FlashAttention-4's conditional rescaling. The reference
+// maximum follows the true maximum only when it has grown by more than 8 (a factor 2^8), which float32 can represent.
+// Each lane decides separately. If no lane rescales, nothing is multiplied.
 struct SoftmaxState {
-  float max[kPanel];      // reference maximum, a stored score; -inf before the first visible key
-  float sum[kPanel];      // of e^(score - max)
-  float alpha[kPanel];    // the factor of earlier sums, valid when update_max() has returned true
+  float max[kPanel];      // reference maximum, a stored score; -inf: no visible key yet
+  float sum[kPanel];      // sum of e^(score - max)
+  float alpha[kPanel];    // factor of earlier sums, valid if update_max() returned true
   float largest[kPanel];  // stored score, by add_largest() where the caller wants it
 
   void clear() {
@@ -332,9 +332,8 @@ inline void add_largest(const float* scores, int64_t stride, int64_t count, Soft
 // The maximum as exp2 may subtract it: 0 for a lane that has seen nothing (-inf - -inf would be NaN).
 inline VF finite_max(VF m) { return select(hn::Eq(m, set(-kInfinity)), hn::Zero(FTag()), m); }
 
-// Sums probabilities of keys, lane by lane. Those of float32 (degree 6) are compensated (Kahan 1965): beside one key
-// that takes nearly all of a row, each of the others may be less than half a unit of the sum, but not all of them
-// together.
+// Sums probabilities of keys, lane by lane. For float32 (degree 6) the sums are compensated (Kahan 1965). If one key
+// dominates a row, each remaining key may be less than half a unit of the sum, but not all together.
 template <int Degree>
 class ProbabilitySum {
  public:

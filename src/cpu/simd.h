@@ -1,8 +1,8 @@
 // The vector unit of one instruction set: types, exp2, tanh, row conversions. Included once per target.
 //
-// Every target is a translation unit of its own with its own compiler flags (src/CMakeLists.txt), so Highway's static
-// dispatch picks the widest unit those flags allow and nothing of Highway is needed at run time. What these headers
-// define lives in a namespace named for the target: no inline function of one target is ever linked into another.
+// Every target is a separate translation unit with its compiler flags (src/CMakeLists.txt). Highway's static dispatch
+// picks the widest unit of those flags, so nothing of Highway is needed at run time. The definitions of these headers
+// lie in a namespace named for the target: no inline function of one target is ever linked into another.
 #pragma once
 
 #define HWY_COMPILE_ONLY_STATIC 1
@@ -37,8 +37,8 @@ inline void store(VU v, uint32_t* p) { hn::StoreU(v, UTag(), p); }
 inline VF set(float x) { return hn::Set(FTag(), x); }
 inline VF select(hn::Mask<FTag> m, VF yes, VF no) { return hn::IfThenElse(m, yes, no); }
 
-// 2^f on [0, 1): the polynomial of this degree with p(0) = 1 and the least maximal relative error
-// (docs/numerics.md: 8.6e-5, 2.9e-6 and 2.0e-9 for degrees 3, 4 and 6, each below the rounding of the type it serves).
+// 2^f on [0, 1): the polynomial of this degree with p(0) = 1 and the least maximal relative error (docs/numerics.md).
+// The errors are 8.6e-5, 2.9e-6 and 2.0e-9 for degrees 3, 4 and 6, each below the rounding of the type.
 template <int Degree>
 inline VF exp2_fraction(VF f) {
   static_assert(Degree == 3 || Degree == 4 || Degree == 6);
@@ -52,9 +52,9 @@ inline VF exp2_fraction(VF f) {
   return hn::MulAdd(p, f, set(1.0f));
 }
 
-// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN stays NaN; exactly 1 at 0. No exponential unit and no table: range
-// reduction by floor, a polynomial on the FMA units, the exponent put back as bits (Cody and Waite 1980; as in
-// FlashAttention-4, arXiv 2603.05451).
+// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN stays NaN; exactly 1 at 0. It needs no exponential unit and no
+// table: range reduction by floor, a polynomial on the FMA units, the exponent put back as bits. (Cody and Waite 1980;
+// as in FlashAttention-4, arXiv 2603.05451.)
 template <int Degree>
 inline VF exp2(VF x) {
 #if HWY_TARGET == HWY_AVX3 || (defined(HWY_AVX3_ZEN4) && HWY_TARGET <= HWY_AVX3_DL)
@@ -135,7 +135,8 @@ inline void narrow(VF v, F16* p) {
   hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
 }
 #else
-// Where no instruction converts. (Highway's stand-in of 1.0 truncates, and takes infinity for a number.)
+// Conversions for targets without such instructions. (Highway's stand-in of 1.0 truncates, and converts infinity to a
+// number.)
 inline VF widen(const F16* p) {
   const hn::Rebind<uint16_t, FTag> half;
   const VU bits = hn::PromoteTo(UTag(), hn::LoadU(half, reinterpret_cast<const uint16_t*>(p)));

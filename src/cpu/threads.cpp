@@ -23,13 +23,13 @@ int available_cores() {
 
 }  // namespace
 
-// Workers that sleep on a condition variable between jobs. One job at a time: whoever finds the pool busy does its own
-// work alone, so calls from several threads never wait for each other.
+// Workers that sleep on a condition variable between jobs. The pool runs one job at a time. A caller that finds the
+// pool busy does its work alone, so calls from several threads never wait for each other.
 class Pool {
  public:
   explicit Pool(int workers) : process_(getpid()) {
     workers_.reserve(static_cast<size_t>(workers));  // nothing below may throw once a worker runs
-    // Fewer workers than asked for (a limit of the system) is slower, not wrong.
+    // Fewer workers than requested (a limit of the system) are slower, not wrong.
     try {
       for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
@@ -64,7 +64,7 @@ class Pool {
     }
     take_tasks(tasks, body, data);
     {
-      // Workers that have not looked at this job yet will find it over.
+      // Workers that have not seen this job yet will find it finished.
       std::unique_lock lock(mutex_);
       tasks_ = 0;
       idle_.wait(lock, [this] { return active_ == 0; });

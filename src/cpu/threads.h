@@ -13,8 +13,8 @@ class Pool;
 
 class Threads {
  public:
-  // count 0: one per core this process may run on. Own threads start at the first call that needs them, sleep between
-  // calls, and are started anew in a forked child.
+  // count 0: one per core this process may run on. The pool's threads start at the first call that needs them, sleep
+  // between calls, and start again in a forked child.
   Threads(int count, tandem_parallel_for parallel_for, void* parallel_for_data);
   ~Threads();
   Threads(const Threads&) = delete;

@@ -75,10 +75,9 @@ int64_t even_groups(int64_t heads, int64_t most) {
   return ceil_div(heads, most);
 }
 
-// The key heads that run together (docs/design/sm90_backward.md). Without a mask, these are the heads whose n_blocks
-// run at once, but at most one n_block per iteration of a head. The epilogue counts as iterations, except with few
-// queries. Long heads run at least in twos. Causal masks use more heads, because their n_blocks are unequal and add in
-// order.
+// The key heads that run together (docs/design/sm90_backward.md). Without a mask, their n_blocks run at once, at most
+// one per iteration of a head. Long heads run at least in twos. Causal masks use more heads, because their n_blocks are
+// unequal and add in order.
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
   const int64_t head_tiles = std::max(int64_t{t.n_blocks} * t.m_splits, int64_t{1});

@@ -25,7 +25,7 @@ struct BackwardSchedule {
   int chunk_heads = 0, chunk_n_blocks = 0, ds_row_stride = 0;
   bool pack_triangle = false;
   int64_t ds_chunks = 0, ds_chunk_bytes = 0;
-  int64_t dq_ctas = 0;  // of the kernel that computes dq from a chunk; 0: there is none
+  int64_t dq_ctas = 0;  // CTAs of the kernel that computes dq from a chunk; 0: none
   int dq_smem_bytes = 0;
   bool accumulates_dq = true;   // dq_accum holds partial sums
   int64_t dbias_blocks = 0;     // parts of dbias, one CTA each

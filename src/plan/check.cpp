@@ -72,8 +72,7 @@ Status check_head_dim(const char* tensor, int64_t head_dim) {
   if (head_dim % 8 == 0 && head_dim <= kMaxHeadDim) return {};
   return Status::unsupported(
       str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim, " on a GPU: ",
-              head_dim > kMaxHeadDim ? "choose device \"cpu\""
-                                     : "pad it with zeros, because rows are copied 16 bytes at a time"));
+              head_dim > kMaxHeadDim ? "choose device \"cpu\"" : "pad it with zeros, because copies move 16 bytes"));
 }
 
 Status check_tensor(const char* name, const View& view, bool packed, bool empty) {

@@ -16,17 +16,17 @@
 namespace tandem::plan {
 
 // The values of a field: first, first + step, ... last.
-struct Values {
+struct FieldValues {
   int first, last, step = 1;
 
   constexpr int count() const { return (last - first) / step + 1; }
   constexpr bool contains(int value) const { return first <= value && value <= last && (value - first) % step == 0; }
 };
-inline constexpr Values kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3};
+inline constexpr FieldValues kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3};
 
 struct Field {
   const char* name;  // member name
-  Values values;
+  FieldValues values;
   // A set flag adds `mark` to a kernel's name; without one, the shape in the name contains the field.
   const char* mark = "";
   bool is_tuned = false;  // a column of the tables of configurations

@@ -59,7 +59,7 @@ void set_options(const Problem& p, Kernel* t) {
   t->mask_mod = p.mask_mod.present;
   t->block_mask = static_cast<bool>(p.block_mask);
 }
-// A forward configuration with what the problem asks of any kernel.
+// A forward configuration with the properties of the problem that every kernel needs.
 template <class Config>
 Config forward_options(const Problem& p) {
   Config t;

@@ -27,7 +27,7 @@ std::string name_of(const Configuration& configuration);
 // The entry points of all kernels. A unit has some of them, and launches name them by these ids.
 enum class EntryId : uint8_t {
   main,      // the forward or the backward itself
-  schedule,  // forward, varlen: one CTA of kScheduleThreads threads builds the tile list first
+  schedule,  // forward, varlen: one CTA builds the tile list first
   list_n_blocks,
   order_tiles,  // forward, block mask: before the main kernel
   max_scores,   // forward: after the main kernel
@@ -39,7 +39,7 @@ enum class EntryId : uint8_t {
   postprocess_captured,  // backward, gradients of score_mod's tensors: last
   mark_n_blocks,
   list_m_blocks,  // backward, block mask: before the main kernel
-  dq,             // backward, dS in global memory: after each launch of the main kernel
+  dq,             // backward, ds_gmem: after each launch of the main kernel
   merge,
   classify_blocks,
   list_blocks,  // make_blocks

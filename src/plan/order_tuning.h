@@ -1,4 +1,4 @@
-// Constants of the order in which tiles are scheduled. Each architecture has values of its own.
+// Constants of the order in which tiles are scheduled. Each architecture has separate values.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ struct ForwardOrderTuning {
 };
 
 struct BackwardOrderTuning {
-  int64_t sms = 0;  // of a whole GPU: choices that change bits must not depend on the SMs at hand
+  int64_t sms = 0;  // a whole GPU: bits must not depend on the available SMs
 
   // Windows: key heads scheduled together, as many as leave q, dout and dq_accum in the L2 cache.
   int64_t window_l2_bytes = 24 << 20, max_window_heads = 33, min_window_heads = 4;
-  int64_t min_cluster_window_heads = 8;  // of clusters, whose iterations are so long that memory binds first
+  int64_t min_cluster_window_heads = 8;  // clusters: long iterations, so memory is the limit
 
   // Causal masks: the fewest key heads scheduled together, and more for packed sequences and for short iterations.
   int64_t min_causal_heads = 8, packed_heads = 16, short_iteration_factor = 3;
 
-  // Without a mask: a head is long from so many n_blocks on, and then at least two heads are scheduled together. An
-  // epilogue counts as so many iterations.
+  // Without a mask: the n_blocks of a head from which at least two heads are scheduled together, and the iterations for
+  // which an epilogue counts.
   int64_t long_head_n_blocks = 16, epilogue_iterations = 3;
   bool prefers_even_groups = false;  // heads are divided into groups of one size
 };

@@ -1,6 +1,7 @@
 // The block mask of a call.
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "base/text.h"
@@ -18,9 +19,8 @@ Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size
                                  size, "): a block mask is the same for all of them or has each; expand it"));
 }
 
-// Of the blocks that a row of a list names. Counts and indices may be anything.
-void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, BlockState* row,
-                int64_t blocks) {
+// Sets the state of the blocks in a row of a list. Counts and indices may be anything.
+void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, std::span<BlockState> row) {
   if (!list.present) return;
   const int64_t *to_count = list.count_stride, *to_index = list.index_stride;
   const int64_t given = list.count[b * to_count[0] + h * to_count[1] + i * to_count[2]];
@@ -28,7 +28,7 @@ void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockSta
   const int32_t* index = list.index + b * to_index[0] + h * to_index[1] + i * to_index[2];
   for (int64_t n = 0; n < count; ++n) {
     const int64_t j = index[n * to_index[3]];
-    if (j >= 0 && j < blocks) row[j] = state;
+    if (j >= 0 && j < static_cast<int64_t>(row.size())) row[static_cast<size_t>(j)] = state;
   }
 }
 
@@ -73,20 +73,19 @@ Status ProblemBuilder::read_block_mask() {
        {std::pair{"mask_block_q", args_.mask_block_q}, {"mask_block_k", args_.mask_block_k}}) {
     if (partial ? size >= 1 : size == 0) continue;
     return Status::invalid(str_cat(name, " (", size, ") must be ",
-                                   partial ? "at least 1: so many queries and keys are a block"
+                                   partial ? "at least 1: it counts the queries or keys of a block"
                                            : "0 without kv_num_blocks: there is no block mask"));
   }
   if (args_.blocks_of_mask_mod != 0 && !(partial && p_.mask_mod)) {
     return Status::invalid(str_cat("blocks_of_mask_mod (", args_.blocks_of_mask_mod, ") must be 0 without ",
                                    partial ? "mask_mod" : "kv_num_blocks",
-                                   ": it says that the lists are those that make_block_mask makes of the mask_mod"));
+                                   ": it states that make_block_mask computed the lists from mask_mod"));
   }
   if (!partial) return {};
   if (packed()) {
     return Status::invalid(
-        "kv_num_blocks must be NULL with cu_seqlens_q: blocks are those of dense tensors; say by mask_mod alone what "
-        "is "
-        "seen, or make of the sequences one, with doc[q] == doc[k]");
+        "kv_num_blocks must be NULL with cu_seqlens_q: a block mask needs dense tensors; use mask_mod alone, or "
+        "join the sequences and compare doc[q] == doc[k]");
   }
   BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;
@@ -113,8 +112,9 @@ void ProblemBuilder::read_block_states() {
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t i = 0; i < blocks_q; ++i, row += mask.blocks_k) {
-        set_states(mask.partial, b, h, i, BlockState::partial, row, mask.blocks_k);
-        set_states(mask.full, b, h, i, BlockState::full, row, mask.blocks_k);
+        const std::span<BlockState> blocks(row, static_cast<size_t>(mask.blocks_k));
+        set_states(mask.partial, b, h, i, BlockState::partial, blocks);
+        set_states(mask.full, b, h, i, BlockState::full, blocks);
       }
     }
   }

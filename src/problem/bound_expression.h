@@ -9,8 +9,8 @@
 
 namespace tandem {
 
-// The gradient of one of a modification's tensors. Tables in which gradients are added up are compact; that of a
-// tensor begins at `first` of the table of all.
+// The gradient of one tensor of an expression. Tables in which gradients are added up are compact: a tensor's gradient
+// begins at `first` in the table of all gradients.
 struct CapturedGradient {
   BiasView to;  // not present: not wanted
   int64_t first = 0;
@@ -26,10 +26,10 @@ struct CapturedGradient {
 
 struct BoundExpression {
   std::shared_ptr<const score_mod::Program> program;
-  score_mod::Values values;   // tensors have no data in a problem that is only checked or planned
+  score_mod::Values values;   // no data in a problem that is only checked or planned
   std::vector<DType> dtypes;  // by tensor, as the next
   std::vector<CapturedGradient> gradients;
-  int64_t cells = 0;  // of the table of all gradients; 0: none is wanted
+  int64_t cells = 0;  // elements of the table of all gradients; 0: no gradients
 };
 
 // put(gradient, i, j, k, l, cell) for every element of every gradient that is wanted.

@@ -10,10 +10,10 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // of the version that brought it
+constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // size in the version that introduced it
 
 constexpr DTypes kReadable =
-    kFloats | only(DType::boolean) | only(DType::i32) | only(DType::i64);  // what texts may read
+    kFloats | only(DType::boolean) | only(DType::i32) | only(DType::i64);  // types of tensors that expressions may read
 
 score_mod::Element element_of(DType type) {
   switch (type) {
@@ -30,8 +30,8 @@ score_mod::Element element_of(DType type) {
 
 Status check_list(const std::string& name, const void* list, int64_t count) {
   if (count < 0 || count > static_cast<int64_t>(score_mod::kMaxNames)) {
-    return Status::invalid(
-        str_cat(name, "_count (", count, ") must be 0 to ", score_mod::kMaxNames, ": so many names a text may have"));
+    return Status::invalid(str_cat(name, "_count (", count, ") must be 0 to ", score_mod::kMaxNames,
+                                   ": it counts the names of an expression"));
   }
   if (list != nullptr || count == 0) return {};
   return Status::invalid(str_cat(name, "s (NULL) must point to ", name, "_count (", count, ") of them"));
@@ -82,7 +82,7 @@ Status ProblemBuilder::read_captured(const std::string& name, const tandem_tenso
                                      Use use) {
   if (tensor.ndim < 0 || tensor.ndim > score_mod::kMaxRank) {
     return Status::invalid(str_cat(name, ".ndim (", tensor.ndim, ") must be 0 to ", score_mod::kMaxRank,
-                                   ": a text names an element by so many indices"));
+                                   ": it counts the indices of an element in an expression"));
   }
   static constexpr const char* kDims[] = {"dim0", "dim1", "dim2", "dim3"};
   const int rank = model != nullptr ? model->rank : tensor.ndim;

@@ -21,7 +21,7 @@ class ProblemBuilder {
 
   Status build();
 
-  // Of no call: a mask_mod alone, and the tensors that it names.
+  // Reads a mask_mod and its tensors, without a call.
   Status read_mask_mod(const tandem_mod* given, ModView* view) { return read_mod("mask_mod", given, true, view); }
   int captured_count() const { return static_cast<int>(mod_operands_.size()); }
   const Operand& captured(int i) const { return mod_operands_[static_cast<size_t>(i)]->operand; }
@@ -73,7 +73,7 @@ class ProblemBuilder {
 
   const Operand& operand(Field field) const;
 
-  // All tensors that may be given, those of modifications last.
+  // All tensors that may be given; the tensors of expressions come last.
   int operand_count() const { return kOperandCount + static_cast<int>(mod_operands_.size()); }
   const Operand& operand(int i) const;
   Use use(int i) const;

@@ -1,5 +1,5 @@
-// Numbers of every dtype to and from float64, each rounded once, to nearest, ties to even. Obvious rather than fast:
-// for the oracle, tools and tests.
+// Numbers of every dtype to and from float64, each rounded once, to nearest, ties to even. The code is obvious rather
+// than fast. It serves the reference, tools and tests.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kMaxBlocks = int64_t{1} << 40;  // of all lists
+constexpr int64_t kMaxBlocks = int64_t{1} << 40;  // blocks of all lists
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
@@ -46,12 +46,12 @@ class Reader {
       const char* name;
       int64_t value, least;
       const char* why;
-    } sizes[] = {{"batch", args_.batch, 0, "so many have lists of their own"},
-                 {"heads", args_.heads, 0, "so many have lists of their own"},
+    } sizes[] = {{"batch", args_.batch, 0, "it counts the sequences with separate lists"},
+                 {"heads", args_.heads, 0, "it counts the heads with separate lists"},
                  {"seqlen_q", args_.seqlen_q, 0, "sizes are counts below 2^31"},
                  {"seqlen_k", args_.seqlen_k, 0, "sizes are counts below 2^31"},
-                 {"mask_block_q", args_.mask_block_q, 1, "so many queries are a block"},
-                 {"mask_block_k", args_.mask_block_k, 1, "so many keys are a block"}};
+                 {"mask_block_q", args_.mask_block_q, 1, "it counts the queries of a block"},
+                 {"mask_block_k", args_.mask_block_k, 1, "it counts the keys of a block"}};
     for (const auto& [name, value, least, why] : sizes) {
       const bool block = least == 1;
       if (value >= least && (block || value <= INT32_MAX)) continue;
@@ -78,7 +78,8 @@ class Reader {
 
   Status read_text() {
     if (args_.mask_mod == nullptr) {
-      return Status::invalid("mask_mod (NULL) must be a text that says which keys are visible: see docs/score_mod.md");
+      return Status::invalid(
+          "mask_mod (NULL) must be an expression that selects the visible keys: see docs/score_mod.md");
     }
     return builder_.read_mask_mod(args_.mask_mod, &m_.mask_mod);
   }
@@ -86,14 +87,15 @@ class Reader {
   Status read_list(const Given& count, const Given& index, bool wanted, bool by_keys, MadeList* list) {
     for (const Given* given : {&count, &index}) {
       if ((given->tensor != nullptr) == wanted) continue;
-      return Status::invalid(str_cat(given->name, wanted ? " (NULL) must be given: " : " must be NULL: ",
-                                     "a list has counts and indices, and a full one stands beside the other"));
+      return Status::invalid(
+          str_cat(given->name, wanted ? " (NULL) must be given: " : " must be NULL: ",
+                  "a list has counts and indices, and a list of full blocks needs a list of partial blocks"));
     }
     if (!wanted) return {};
     const char* why = "there is one row for each block, and an index for each across";
     const int64_t rows = by_keys ? m_.blocks_k : m_.blocks_q, columns = by_keys ? m_.blocks_q : m_.blocks_k;
-    const Dim dims[] = {{"batch", m_.batch, nullptr, "lists are made for so many"},
-                        {"heads", m_.heads, nullptr, "lists are made for so many"},
+    const Dim dims[] = {{"batch", m_.batch, nullptr, "the argument batch sets it"},
+                        {"heads", m_.heads, nullptr, "the argument heads sets it"},
                         {"blocks", rows, nullptr, why},
                         {"indices", columns, nullptr, why}};
     Operand operands[2];
@@ -128,7 +130,7 @@ class Reader {
   static Status check_apart(const Operand& written, const Operand& other) {
     if (!overlap(written, other)) return {};
     return Status::invalid(str_cat(written.name, ".data overlaps ", other.name,
-                                   ": it is written while the other is in use; give it memory of its own"));
+                                   ": it is written while the other is in use; give it separate memory"));
   }
 
   const tandem_block_mask_args& args_;

@@ -22,12 +22,12 @@ struct MakeBlocksProblem {
   ModView mask_mod;
   int64_t batch = 0, heads = 0, seqlen_q = 0, seqlen_k = 0;
   int64_t block_q = 1, block_k = 1;    // no more than the sequences have, but where these are empty
-  int64_t blocks_q = 0, blocks_k = 0;  // of a sequence
+  int64_t blocks_q = 0, blocks_k = 0;  // per sequence
   MadeList partial[2], full[2];        // by rows of queries, by rows of keys
 
   int64_t lists() const { return batch * heads; }
   int64_t blocks() const { return lists() * blocks_q * blocks_k; }
-  int64_t rows() const { return lists() * (blocks_q + (partial[1] ? blocks_k : 0)); }  // of lists of either kind
+  int64_t rows() const { return lists() * (blocks_q + (partial[1] ? blocks_k : 0)); }  // rows of both kinds of lists
 };
 
 // Checks everything the host can see. with_data: as make_problem() has it.

@@ -48,17 +48,23 @@ class Reader {
   bool f64() const { return out_.dtype == DType::f64; }
   bool packed() const { return out_.rank == 3; }
 
-  Status read(const char* name, Use use, const tandem_tensor* tensor, DTypes dtypes, const char* dtype_why,
-              std::span<const Dim> dims, bool contiguous_last, Operand* operand) {
+  struct Format {
+    DTypes dtypes;
+    const char* dtype_why;
+    std::span<const Dim> dims;
+    bool contiguous_last;
+  };
+
+  Status read(const char* name, Use use, const tandem_tensor* tensor, const Format& format, Operand* operand) {
     if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: a merge needs it"));
     const OperandInfo info{name, nullptr, use, Use::none};
     return read_operand(*tensor,
                         {.info = info,
-                         .dtypes = dtypes,
-                         .dtype_why = dtype_why,
-                         .dims = dims,
+                         .dtypes = format.dtypes,
+                         .dtype_why = format.dtype_why,
+                         .dims = format.dims,
                          .dims_why = "",
-                         .contiguous_last = contiguous_last},
+                         .contiguous_last = format.contiguous_last},
                         {.pass = TANDEM_FORWARD, .device = device_, .with_data = true}, operand);
   }
 
@@ -66,8 +72,9 @@ class Reader {
     constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
     constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
     const bool three = args_.out != nullptr && args_.out->ndim == 3;
-    TANDEM_TRY(read("out", Use::write, args_.out, kFloats, "results of attention are of these types",
-                    three ? std::span<const Dim>(rows) : dense, true, &out_));
+    TANDEM_TRY(read(
+        "out", Use::write, args_.out,
+        {kFloats, "results of attention are of these types", three ? std::span<const Dim>(rows) : dense, true}, &out_));
     const int64_t* shape = out_.shape;
     m_.batch = three ? 1 : shape[0];
     m_.seqlen = shape[out_.rank - 3];
@@ -75,7 +82,7 @@ class Reader {
     m_.head_dim = shape[out_.rank - 1];
     if (m_.head_dim < 1 || m_.head_dim > kMaxHeadDim) {
       return Status::invalid(
-          str_cat("out.head_dim (", m_.head_dim, ") must be 1 to ", kMaxHeadDim, ": a head is so many numbers"));
+          str_cat("out.head_dim (", m_.head_dim, ") must be 1 to ", kMaxHeadDim, ": split longer heads"));
     }
     m_.out = view_of(out_);
     if (args_.lse == nullptr) return {};
@@ -89,9 +96,11 @@ class Reader {
     const Dim heads{"heads", m_.heads, "out", why};
     const Dim dense[] = {{"batch", m_.batch, "out", why}, heads, {"seqlen", m_.seqlen, "out", why}};
     const Dim rows[] = {heads, {"total", m_.seqlen, "out", why}};
-    return read(name, use, tensor, only(DType::f32) | (f64() ? only(DType::f64) : 0),
-                "a log-sum-exp needs more digits than 16-bit types have", packed() ? std::span<const Dim>(rows) : dense,
-                false, lse);
+    return read(
+        name, use, tensor,
+        {only(DType::f32) | (f64() ? only(DType::f64) : 0), "a log-sum-exp needs more digits than 16-bit types have",
+         packed() ? std::span<const Dim>(rows) : dense, false},
+        lse);
   }
 
   Status read_part(int64_t n) {
@@ -101,9 +110,12 @@ class Reader {
     Dim dims[kMaxRank];
     for (int i = 0; i < out_.rank; ++i) dims[i] = {out_.dim_name[i], out_.shape[i], "out", "parts have out's shape"};
     Operand out, lse;
-    TANDEM_TRY(read(out_name, Use::read, args_.part_out[n], f64() ? only(DType::f64) : kFloats & ~only(DType::f64),
-                    f64() ? "out is float64, and so are its parts" : "float64 parts have a float64 out",
-                    {dims, static_cast<size_t>(out_.rank)}, true, &out));
+    TANDEM_TRY(read(out_name, Use::read, args_.part_out[n],
+                    {f64() ? only(DType::f64) : kFloats & ~only(DType::f64),
+                     f64() ? "out is float64, and so are its parts" : "float64 parts have a float64 out",
+                     {dims, static_cast<size_t>(out_.rank)},
+                     true},
+                    &out));
     TANDEM_TRY(read_lse(lse_name, Use::read, args_.part_lse[n], &lse));
     if (overlap(out_, out) && !same_place(out_, out)) return refuse_overlap(out_, "out", out, out_name);
     if (overlap(out_, lse)) return refuse_overlap(out_, "out", lse, lse_name);
@@ -113,9 +125,9 @@ class Reader {
   }
 
   static Status refuse_overlap(const Operand& result, const char* name, const Operand& other, const char* other_name) {
-    return Status::invalid(str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name,
-                                   ".data) overlaps ", other_name, ": a result lies in a part's own place or in none; ",
-                                   "give it memory of its own"));
+    return Status::invalid(
+        str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name, ".data) overlaps ", other_name,
+                ": a result must replace a part exactly or not overlap it; give it separate memory"));
   }
 
   const tandem_merge_args& args_;

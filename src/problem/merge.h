@@ -15,7 +15,7 @@ struct MergeProblem {
   int64_t batch = 0, seqlen = 0, heads = 0, head_dim = 0;
   View out, lse;
 
-  // What part n has for every query and head.
+  // The values of part n for every query and head.
   struct Part {
     View out, lse;
   };

@@ -1,7 +1,7 @@
 // Operands: the tensors of a call, each checked on its own and read into one plain form.
 //
-// One table names them and says which pass reads and which writes them; read_operand() holds the rules that every
-// tensor obeys. What ties tensors to each other is in problem.cpp.
+// One table names them and lists the passes that read or write them. read_operand() holds the rules of every tensor.
+// problem.cpp has the rules between tensors.
 #pragma once
 
 #include <cstddef>
@@ -66,7 +66,7 @@ struct Operand {
   int64_t shape[kMaxRank] = {};
   int64_t stride[kMaxRank] = {};  // elements; 0 where the size is 0 or 1
   std::byte* data = nullptr;      // NULL in a call without data
-  int64_t bytes = 0;              // from the lowest address of an element to the end of the highest
+  int64_t bytes = 0;              // from the lowest element to the end of the highest element
   int64_t below = 0;              // bytes before data, which negative strides reach
 
   const std::byte* first() const { return data - below; }
@@ -84,8 +84,8 @@ using DTypes = uint32_t;
 constexpr DTypes only(DType t) { return 1u << static_cast<uint32_t>(t); }
 inline constexpr DTypes kFloats = only(DType::f64) | only(DType::f32) | only(DType::bf16) | only(DType::f16);
 
-// What one dimension is called and, where it is given, its size, the tensor whose dimension of that name gives it (or
-// NULL), and why.
+// The name of a dimension and, where given, its size, the reason, and the owner: the tensor with the same dimension (or
+// NULL).
 struct Dim {
   const char* name;
   int64_t size = -1;  // -1: any
@@ -120,11 +120,11 @@ Operand operand_of(const tandem_tensor& tensor);
 View view_of(const Operand& operand);
 View lse_view_of(const Operand& operand);
 
-// Whether a byte belongs to elements of both. Exact for views whose strides nest, such as q, k and v interleaved in one
-// buffer; for wilder ones it may answer yes too often, never no.
+// True if a byte belongs to elements of both operands. The answer is exact for views whose strides nest, such as q, k
+// and v interleaved in one buffer. For other views a true answer may be wrong; a false answer never is.
 bool overlap(const Operand& a, const Operand& b);
 
-// The name of a tensor of a valid call whose range of memory meets [begin, begin + bytes), or NULL.
+// The name of a tensor of a valid call whose range of memory overlaps [begin, begin + bytes), or NULL.
 const char* operand_in_range(tandem_pass pass, const tandem_attention_args& args, const void* begin, size_t bytes);
 
 }  // namespace tandem

@@ -11,7 +11,7 @@ namespace tandem {
 namespace {
 
 constexpr int32_t kMaxSplits = 1024;
-constexpr int64_t kFar = int64_t{1} << 61;  // a window bound beyond is as good as this, and sums stay in int64
+constexpr int64_t kFar = int64_t{1} << 61;  // clamp of a window bound, so that sums stay in int64
 
 // A bound counts when its bit is set; a value without its bit is taken for a mistake.
 Status read_bound(const char* name, const char* bit_name, bool set, int64_t value, int64_t* bound) {
@@ -62,7 +62,7 @@ Status ProblemBuilder::read_diagonal() {
   }
   p_.bottom_right = alignment == TANDEM_BOTTOM_RIGHT;
   if (alignment == TANDEM_EXPLICIT) {
-    // So far that no entry of diagonal_offsets brings the sum back, nor makes it overflow.
+    // A bound so large that no entry of diagonal_offsets can cancel it, and no sum overflows.
     constexpr int64_t beyond = int64_t{1} << 33;
     p_.diagonal_offset = std::clamp(args_.diagonal_offset, -beyond, beyond);
     return {};
@@ -72,7 +72,7 @@ Status ProblemBuilder::read_diagonal() {
                                 ? str_cat("diagonal_offset (", args_.diagonal_offset, ") must be 0")
                                 : "diagonal_offsets must be NULL";
   return Status::invalid(str_cat(which, " unless alignment (", alignment,
-                                 ") is TANDEM_EXPLICIT (2): elsewhere the lengths say where the diagonal lies"));
+                                 ") is TANDEM_EXPLICIT (2): with other alignments the lengths determine the diagonal"));
 }
 
 Status ProblemBuilder::read_window() {
@@ -80,7 +80,7 @@ Status ProblemBuilder::read_window() {
   if ((window & ~(TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT)) != 0) {
     return Status::invalid(str_cat("window (", window,
                                    ") must be a sum of TANDEM_WINDOW_LEFT (1) and TANDEM_WINDOW_RIGHT ",
-                                   "(2): it says which of window_left and window_right hold"));
+                                   "(2): it selects which of window_left and window_right hold"));
   }
   TANDEM_TRY(read_bound("window_left", "TANDEM_WINDOW_LEFT", (window & TANDEM_WINDOW_LEFT) != 0, args_.window_left,
                         &p_.window_left));

@@ -1,4 +1,4 @@
-// Whether two strided views share a byte.
+// Detects whether two strided views share a byte.
 #include <algorithm>
 #include <functional>
 
@@ -27,10 +27,9 @@ struct Comb {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// Positions of a (from its step ia on) against those of b moved by shift. Takes the largest stride S of both off: two
-// elements meet when, for some difference k of their indices along S, the rest of a meets the rest of b moved by
-// shift + k * S. Rests shorter than S leave at most two such k, so nested views cost a few steps. When budget runs
-// out the answer is yes.
+// True if positions of a (from its step ia on) and of b (moved by shift) coincide, or if budget runs out. It removes
+// the largest stride S of both: the rests are compared at shift + k * S for every index difference k. Rests shorter
+// than S leave at most two such k, so nested views cost a few steps.
 bool meet(const Comb& a, int ia, const Comb& b, int ib, int64_t shift, int* budget) {
   if (--*budget < 0) return true;
   if (shift >= a.extent(ia) || -shift >= b.extent(ib)) return false;

@@ -26,19 +26,18 @@ constexpr int kDropoutRounds = 7;
 // Neighbouring columns of a row that one call decides about, a byte each.
 constexpr int kDropoutGroup = 16;
 
-// Of columns [16 * group, 16 * group + 16) of one row: tandem.h states the counter and the key.
+// The words of columns [16 * group, 16 * group + 16) of one row: tandem.h states the counter and the key.
 inline Philox4 dropout_words(uint64_t seed, uint64_t offset, uint64_t sequence_head, uint64_t row, uint64_t group) {
   return philox4x32({{uint32_t(group), uint32_t(row), uint32_t(sequence_head), uint32_t(offset)}}, uint32_t(seed),
                     uint32_t(seed >> 32) + uint32_t(offset >> 32), kDropoutRounds);
 }
 
-// Which word a column's byte is in, and at which bit it begins: as GPUs' fragments have columns, pairs of them in
-// neighbouring lanes, eight columns in four.
+// The word and the first bit of a column's byte. They follow the layout of GPU fragments: pairs of columns in
+// neighbouring lanes, eight columns in four lanes.
 constexpr int dropout_word(int64_t column) { return static_cast<int>(column % 16 / 8 * 2 + column % 2); }
 constexpr int dropout_shift(int64_t column) { return static_cast<int>(column / 2 % 4 * 8); }
 
-// The probability that a byte can have, for a dropout_p that is asked for: a multiple of 1 / 256, and neither 0 nor 1
-// where that is neither.
+// The nearest probability that a byte can represent: a multiple of 1 / 256, and 0 or 1 only if dropout_p is 0 or 1.
 inline double rounded_dropout(double p) { return p > 0 ? std::clamp(std::round(p * 256), 1.0, 255.0) / 256 : 0; }
 // An entry is dropped when its byte is below this. p: rounded.
 inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 256); }

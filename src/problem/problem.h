@@ -1,7 +1,8 @@
 // Problem: one attention call after its only check, in the form every engine reads.
 //
-// make_problem() turns the arguments of the C interface into a Problem or says why it cannot. What comes out obeys
-// every rule of tandem.h that the host can see, so engines check nothing again: they read lengths, strides and flags.
+// make_problem() turns the arguments of the C interface into a Problem or returns the reason for a refusal. A Problem
+// obeys every rule of tandem.h that the host can see, so engines check nothing again. They read lengths, strides and
+// flags.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,7 @@ struct View {
   int64_t batch = 0, row = 0, head = 0;
 
   explicit operator bool() const { return present; }
-  bool present = false;  // data may be null in a problem that is only checked or planned
+  bool present = false;  // data may be null if the call is only checked or planned
 
   std::byte* at(int64_t b, int64_t r, int64_t h) const {
     return data + (b * batch + r * row + h * head) * size_of(dtype);
@@ -93,7 +94,7 @@ struct PageTable {
 
 struct BoundExpression;  // problem/bound_expression.h
 
-// A score or mask modification. Kernels of the CPU ask no more than whether it is present.
+// A score_mod or mask_mod. CPU kernels only read whether it is present.
 struct ModView {
   bool present = false;
   std::shared_ptr<const BoundExpression> read;
@@ -108,19 +109,19 @@ enum class BlockState : uint8_t { hidden, partial, full };
 struct BlockList {
   const int32_t *count = nullptr, *index = nullptr;
   int64_t count_stride[3] = {}, index_stride[4] = {};  // batch, head, block of queries; number in the row
-  int64_t shape[4] = {};                               // of the indices; the counts' batch and heads may be 1 apart
+  int64_t shape[4] = {};                               // shape of the indices; the counts' may have 1 instead
   int64_t count_shape[3] = {};
   bool present = false;
 
-  // Whether any of it differs between sequences (0) or heads (1).
+  // True if lists differ between sequences (0) or heads (1).
   bool varies(int dim) const { return shape[dim] > 1 || count_shape[dim] > 1; }
 };
 
-// What of the scores is looked at, by blocks of block_q queries and block_k keys.
+// The scores that are computed, by blocks of block_q queries and block_k keys.
 struct BlockMaskView {
   int64_t block_q = 1, block_k = 1;
   BlockList partial, full;
-  bool of_mask_mod = false;  // what the lists say the call's mask_mod says: they may be left unread
+  bool of_mask_mod = false;  // the lists follow from mask_mod and need not be read
   // Of every block, where the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
   std::shared_ptr<const BlockState[]> states;
   int64_t batch_stride = 0, head_stride = 0, blocks_k = 0;
@@ -132,8 +133,8 @@ struct BlockMaskView {
 };
 
 struct Dropout {
-  double p = 0;                   // a multiple of 1 / 256
-  uint64_t seed = 0, offset = 0;  // already read through their pointers where the device is the CPU
+  double p = 0;                                               // a multiple of 1 / 256
+  uint64_t seed = 0, offset = 0;                              // on the CPU already read through their pointers
   const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // where it is not, and they are given
 
   explicit operator bool() const { return p > 0; }
@@ -144,7 +145,7 @@ struct Problem {
   DType dtype = DType::f32;
 
   int64_t batch = 0, heads_q = 0, heads_k = 0;
-  int64_t seqlen_q = 0, seqlen_k = 0;  // dense: the dimension; packed: the longest sequence (or a bound on it)
+  int64_t seqlen_q = 0, seqlen_k = 0;  // packed: the longest sequence, or a bound on it
   int64_t total_q = 0, total_k = 0;    // rows of q and of k over the whole batch
   int64_t head_dim = 0, head_dim_v = 0;
 
@@ -157,7 +158,7 @@ struct Problem {
 
   double softmax_scale = 1;     // resolved: 1/sqrt(head_dim) when the caller gave 0
   double softcap = 0;           // 0: off
-  bool bottom_right = true;     // else the diagonal's offset is explicit: 0, or this and diagonal_offsets
+  bool bottom_right = true;     // else explicit: diagonal_offset and diagonal_offsets
   int64_t diagonal_offset = 0;  // within +-2^33
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   Dropout dropout;
@@ -165,7 +166,7 @@ struct Problem {
   BlockMaskView block_mask;
   struct {
     bool softcap = false, window = false, alibi = false;
-  } taken;  // options that stand in place of texts (problem/use_options.h): for explanations
+  } taken;  // options that replace expressions (problem/use_options.h)
 
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;
@@ -175,13 +176,13 @@ struct Problem {
   int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool packed_q() const { return cu_seqlens_q.present; }
   bool packed_k() const { return cu_seqlens_k.present; }
-  // A mask_mod or a block mask says which keys are visible.
+  // True if a mask_mod or a block mask hides keys.
   bool masked() const { return mask_mod.present || block_mask.partial.present; }
   bool banded() const { return window_left != TANDEM_UNBOUNDED || window_right != TANDEM_UNBOUNDED; }
 };
 
-// A diagonal's offset beyond is as good as this: no sequence is longer, and with a window's bounds and lengths up to
-// 2^28 (those of GPUs) sums stay in int.
+// Larger diagonal offsets have the same effect, because no sequence is longer. With window bounds and lengths up to
+// 2^28 (the limits of GPUs) sums stay in int.
 inline constexpr int64_t kFarDiagonal = int64_t{1} << 29;
 
 constexpr int64_t clamp_diagonal(int64_t offset) {
@@ -192,26 +193,25 @@ constexpr int64_t clamp_diagonal(int64_t offset) {
 // a size that no version has, and what this version does not know where it is not zero.
 Status read_args(const tandem_attention_args* from, tandem_attention_args* args);
 
-// Checks everything the host can see and fills *problem. with_data: the data pointers are to be used (forward,
-// backward), so null pointers, alignment, overlap of outputs, and the values of index tensors on the CPU are checked
-// too. Otherwise (check, workspace_size, prepare) data pointers are ignored. Never writes through a tensor. pass is a
-// reference because a C caller may have put any integer into it, which C++ may look at only as bytes.
+// Checks everything the host can see and fills *problem; never writes through a tensor. with_data: the data pointers
+// will be used, so the pointers, output overlaps and CPU index values are checked too. pass is a reference because a C
+// caller may store any integer in it, and C++ may only read its bytes.
 Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem);
 
 // Holds the values of index tensors, which are in host memory, to their rules.
 Status check_values(const Problem& problem);
 
-// One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); likewise keys.
+// One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); keys are addressed the same way.
 struct Sequence {
   int64_t batch_index = 0;           // index for View::at (strides are 0 when packed) and for bias
   int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense
   int64_t q_len = 0, k_len = 0;      // the used lengths: what takes part
-  int64_t q_rows = 0, k_rows = 0;  // rows the tensors have for it: gradients and outputs beyond the used ones are zero
-  int64_t diagonal = 0;            // the offset of tandem.h
+  int64_t q_rows = 0, k_rows = 0;    // rows in the tensors; outputs beyond the used rows are 0
+  int64_t diagonal = 0;              // the offset of tandem.h
 };
 
-// Reads cu_seqlens and seqused from host memory: for the CPU engine and the oracle only.
+// Reads cu_seqlens and seqused from host memory: for the CPU engine and the reference only.
 Sequence sequence_of(const Problem& problem, int64_t b);
 
 struct KeyRange {

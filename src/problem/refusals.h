@@ -1,4 +1,4 @@
-// What several engines do not serve: one sentence each, in which the engine's place is a part.
+// Refusals of several engines: one sentence each, with the engine's place as a parameter.
 #pragma once
 
 #include <string_view>
@@ -10,10 +10,9 @@ namespace tandem {
 
 // place: "the CPU", "a GPU".
 inline Status refuse_pages(std::string_view place) {
-  return Status::unsupported(
-      str_cat("page_table must be NULL on ", place,
-              ": pages are not served there in this version; gather each sequence's keys and values into dense or "
-              "packed tensors"));
+  return Status::unsupported(str_cat(
+      "page_table must be NULL on ", place,
+      ": this version has no pages there; gather each sequence's keys and values into dense or packed tensors"));
 }
 
 }  // namespace tandem

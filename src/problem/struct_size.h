@@ -1,4 +1,4 @@
-// Structs of the C interface, which begin with their size: that of the version which the caller was compiled with.
+// Structs of the C interface begin with their size in the version that the caller was compiled with.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace tandem {
 
-// *to is what `from` says in this version's form: what an older version lacks is zero. Refuses a size that no version
-// has had, and what this version does not know where it is not zero. name: of the argument; first: the size of the
-// struct in the version that it came with.
+// Fills *to with `from` in this version's form; members that an older version lacks are zero. Refuses a size that no
+// version has had, and nonzero members that this version does not know. name: the argument's name; first: the size of
+// the struct in its first version.
 template <class T>
 Status read_struct(const char* name, const char* type, const T* from, int64_t first, T* to) {
   constexpr int64_t known = sizeof(T);
@@ -20,8 +20,7 @@ Status read_struct(const char* name, const char* type, const T* from, int64_t fi
   if (from == nullptr) return Status::invalid(str_cat(name, " (NULL) must point to a ", type));
   if (from->size < first || from->size > wild || from->size % 8 != 0) {
     return Status::invalid(str_cat(name, ".size (", from->size, ") must be sizeof(", type, "), ", known,
-                                   " in this version: set it first; it tells which struct the caller was compiled "
-                                   "with"));
+                                   " in this version: set it first; it identifies the struct of the caller"));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (int64_t i = known; i < from->size; ++i) {

@@ -36,8 +36,7 @@ DTypes or_f32(DType t) { return only(t) | (t == DType::f64 ? 0 : only(DType::f32
 
 Status check_head_dim(const char* tensor, int64_t size) {
   if (size >= 1 && size <= kMaxHeadDim) return {};
-  return Status::invalid(str_cat(tensor, ".head_dim (", size, ") must be 1 to ", kMaxHeadDim,
-                                 ": a head is so many numbers; split longer ones"));
+  return Status::invalid(str_cat(tensor, ".head_dim (", size, ") must be 1 to ", kMaxHeadDim, ": split longer heads"));
 }
 
 }  // namespace
@@ -116,8 +115,8 @@ Status ProblemBuilder::read_keys() {
   }
   if (packed_k && paged()) {
     return Status::invalid(
-        "cu_seqlens_k must be NULL with page_table: pages hold the keys of each sequence apart; give "
-        "their lengths in seqused_k");
+        "cu_seqlens_k must be NULL with page_table: pages hold the keys of each sequence separately; "
+        "give their lengths in seqused_k");
   }
 
   const Dim heads{"heads"};
@@ -248,7 +247,8 @@ Status ProblemBuilder::read_bias() {
         "with seqused_q and seqused_k");
   }
   const DTypes dtypes = only(DType::f32) | only(p_.dtype) | only(DType::boolean);
-  TANDEM_TRY(read(&Args::bias, dtypes, "a bias is added in float32 or q's type, a boolean one says what is visible",
+  TANDEM_TRY(read(&Args::bias, dtypes,
+                  "a bias is added in float32 or q's type, a boolean bias selects the visible entries",
                   {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}}));
   const Operand& bias = operand(&Args::bias);
   const struct {

@@ -11,11 +11,11 @@ namespace tandem {
 namespace {
 
 score_mod::Lengths lengths_of(const Problem& p) {
-  const bool own = p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k;  // of each sequence
+  const bool own = p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k;  // each sequence has its own lengths
   return {p.seqlen_q, p.seqlen_k, !own};
 }
 
-// Has what measures distances measure them from this diagonal. False: that cannot be said, and nothing is changed.
+// Measures all distances from this diagonal. Returns false and changes nothing if no options can express that.
 bool measure_from(const score_mod::Diagonal& to, Problem* p) {
   const bool known = lengths_of(*p).exact;
   const auto offset = [&](const score_mod::Diagonal& d) {
@@ -44,7 +44,7 @@ void use_softcap(Problem* p) {
   p->taken.softcap = true;
 }
 
-// A mask that shows less than a window is asked within it, where no lists leave blocks out.
+// A mask that shows less than a window is evaluated within the window, if no lists leave blocks out.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
   const score_mod::Band band = score_mod::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));

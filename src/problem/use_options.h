@@ -7,11 +7,12 @@
 
 namespace tandem {
 
-// Has options in place of texts that say the same (score_mod/options.h): a softcap, a window, ALiBi, where the call
-// leaves these free and no gradient of the text is wanted. For engines; the oracle has texts as they are written.
+// Replaces expressions by equal options (score_mod/options.h): a softcap, a window, ALiBi. It does so if the call does
+// not use these options and needs no gradient of the expression. Engines call it; the reference evaluates expressions
+// as written.
 void use_options(Problem* problem);
 
-// What was done: "score_mod is ALiBi, mask_mod is a window"; empty where nothing was.
+// The replacements: "score_mod is ALiBi, mask_mod is a window"; empty without any.
 std::string used_options(const Problem& problem);
 
 }  // namespace tandem

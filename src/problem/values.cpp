@@ -5,8 +5,16 @@
 namespace tandem {
 namespace {
 
-Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const char* tensor, int64_t total,
-                        const char* bound_name, int64_t bound) {
+// The rows that sequences may use, and the argument that bounds their lengths.
+struct PackedRows {
+  const char* tensor;
+  int64_t total;
+  const char* bound_name;
+  int64_t bound;
+};
+
+Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const PackedRows& rows) {
+  const auto& [tensor, total, bound_name, bound] = rows;
   if (offsets[0] != 0) {
     return Status::invalid(str_cat(name, "[0] (", offsets[0], ") must be 0: the first sequence begins at row 0"));
   }
@@ -41,10 +49,10 @@ Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
 
 Status check_offsets(const Problem& p) {
   if (p.cu_seqlens_q) {
-    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.batch, "q", p.total_q, "max_seqlen_q", p.seqlen_q));
+    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.batch, {"q", p.total_q, "max_seqlen_q", p.seqlen_q}));
   }
   if (!p.cu_seqlens_k) return {};
-  return check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.batch, "k", p.total_k, "max_seqlen_k", p.seqlen_k);
+  return check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.batch, {"k", p.total_k, "max_seqlen_k", p.seqlen_k});
 }
 
 Status check_used_lengths(const Problem& p) {
@@ -100,7 +108,7 @@ Status ProblemBuilder::check_sharing() const {
       if (seen || !overlap(written, other)) continue;
       return Status::invalid(str_cat(written.name, ".data (byte ", written.data - other.data, " from ", other.name,
                                      ".data) overlaps ", other.name, ": ", written.name,
-                                     " is written while the other is in use; give it memory of its own"));
+                                     " is written while the other is in use; give it separate memory"));
     }
   }
   return {};

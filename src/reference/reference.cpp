@@ -13,24 +13,24 @@
 
 // For one query row i of one sequence and query head, over the keys j it sees:
 //
-//   t_j  = softmax_scale * q_i . k_j
-//   r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
-//   s_j  = score_mod(r_j)                 (or r_j)
-//   lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
-//   p_j  = exp(s_j - lse)
-//   out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
+//    t_j  = softmax_scale * q_i . k_j
+//    r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
+//    s_j  = score_mod(r_j)                 (or r_j)
+//    lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
+//    p_j  = exp(s_j - lse)
+//    out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
-//   delta   = dout_i . out
-//   ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
-//   dsink  += exp(sink - lse) (dlse - delta)
-//   dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
-//   dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
-//   dq_i    = softmax_scale * sum_j dt_j k_j
-//   dk_j   += softmax_scale * dt_j q_i
-//   dv_j   += z_j p_j dout_i
+//    delta   = dout_i . out
+//    ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
+//    dsink  += exp(sink - lse) (dlse - delta)
+//    dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
+//    dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
+//    dq_i    = softmax_scale * sum_j dt_j k_j
+//    dk_j   += softmax_scale * dt_j q_i
+//    dv_j   += z_j p_j dout_i
 //
-// A key that the row does not see, or whose score is -inf, is skipped and never multiplied by zero, so that nothing
-// that it holds can reach a result. Nor is a derivative multiplied by a ds_j that is 0.
+// A key that the row does not see, or whose score is -inf, is skipped, never multiplied by zero. Nothing of such a key
+// can reach a result. A derivative is also never multiplied by a ds_j of 0.
 
 namespace tandem::reference {
 namespace {
@@ -64,7 +64,7 @@ void store_row(const View& view, std::byte* to, int64_t n, const double* from) {
   for (int64_t c = 0; c < n; ++c) store(view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-// A gradient: in place of what is there, or added to it.
+// Stores a gradient, or adds it to the stored value.
 void put(const Problem& p, DType type, std::byte* to, double gradient) {
   store(type, to, p.accumulate ? load(type, to) + gradient : gradient);
 }
@@ -72,18 +72,18 @@ void put_row(const Problem& p, const View& view, std::byte* to, int64_t n, const
   for (int64_t c = 0; c < n; ++c) put(p, view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-// Where key j of a sequence is: an index pair for View::at. Packed or dense it is (sequence, row), else (page, row).
-struct MaskPlace {
+// The index pair of key j of a sequence for View::at. Packed or dense it is (sequence, row), else (page, row).
+struct KeyPlace {
   int64_t first, row;
 };
 
-MaskPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
+KeyPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   const PageTable& t = p.page_table;
   if (!t) return {s.batch_index, s.k_begin + j};
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
-// What a modification says of one entry; nothing where there is none.
+// The value of a score_mod or mask_mod for one entry; no value without one.
 class ModOfEntry {
  public:
   ModOfEntry(const ModView& view, std::span<const score_mod::NodeId> outputs) : view_(view) {
@@ -151,7 +151,7 @@ class Mods {
   ModOfEntry visible_, score_, slope_, captured_;
 };
 
-// What one query head of one sequence reads, in float64.
+// The inputs of one query head of one sequence, in float64.
 struct Head {
   const Problem& p;
   Sequence s;
@@ -173,7 +173,7 @@ struct Head {
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
     }
     for (int64_t j = 0; j < s.k_len; ++j) {
-      const MaskPlace at = place_of_key(p, s, j);
+      const KeyPlace at = place_of_key(p, s, j);
       load_row(p.k, p.k.at(at.first, at.row, head / p.group()), p.head_dim, k.row(j));
       load_row(p.v, p.v.at(at.first, at.row, head / p.group()), p.head_dim_v, v.row(j));
     }
@@ -304,7 +304,7 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
         for (size_t n = 0; n < row.entries.size(); ++n) {
           const ScoreEntry& e = row.entries[n];
           const double dt = p.softmax_scale * (p.softcap > 0 ? g.dr[n] * (1 - e.capped * e.capped) : g.dr[n]);
-          const MaskPlace at = place_of_key(p, s, e.j);
+          const KeyPlace at = place_of_key(p, s, e.j);
           const int64_t key = p.page_table ? at.first * p.page_table.page_size + at.row : e.j;
           add_scaled(dq.data(), dt, h.k.row(e.j), p.head_dim);
           add_scaled(dk.row(key), dt, h.q.row(i), p.head_dim);
@@ -317,11 +317,11 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
   }
 }
 
-void store_keys(const Problem& p, int64_t first, int64_t begin, int64_t rows, int64_t head_k, const double* dk,
+void store_keys(const Problem& p, const KeyPlace& begin, int64_t rows, int64_t head_k, const double* dk,
                 const double* dv) {
   for (int64_t j = 0; j < rows; ++j, dk += p.head_dim, dv += p.head_dim_v) {
-    if (p.dk) put_row(p, p.dk, p.dk.at(first, begin + j, head_k), p.head_dim, dk);
-    if (p.dv) put_row(p, p.dv, p.dv.at(first, begin + j, head_k), p.head_dim_v, dv);
+    if (p.dk) put_row(p, p.dk, p.dk.at(begin.first, begin.row + j, head_k), p.head_dim, dk);
+    if (p.dv) put_row(p, p.dv, p.dv.at(begin.first, begin.row + j, head_k), p.head_dim_v, dv);
   }
 }
 
@@ -331,7 +331,7 @@ void backward_pages(const Problem& p, int64_t head_k, Matrix& dsink) {
   Matrix dk(t.pages * t.page_size, p.head_dim), dv(t.pages * t.page_size, p.head_dim_v);
   for (int64_t b = 0; b < p.batch; ++b) backward_group(p, sequence_of(p, b), head_k, dk, dv, dsink.row(b));
   for (int64_t page = 0; page < t.pages; ++page) {
-    store_keys(p, page, 0, t.page_size, head_k, dk.row(page * t.page_size), dv.row(page * t.page_size));
+    store_keys(p, {page, 0}, t.page_size, head_k, dk.row(page * t.page_size), dv.row(page * t.page_size));
   }
 }
 
@@ -357,7 +357,7 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
   }
 }
 
-// The gradients of what score_mod reads: sums over all entries, in order.
+// The gradients of the tensors that score_mod reads: sums over all entries, in order.
 void backward_captured(const Problem& p) {
   std::vector<double> table(static_cast<size_t>(p.score_mod->cells));
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -397,7 +397,7 @@ void backward(const Problem& p, const ParallelFor& parallel_for) {
       const int64_t head_k = task % p.heads_k;
       Matrix dk(s.k_rows, p.head_dim), dv(s.k_rows, p.head_dim_v);
       backward_group(p, s, head_k, dk, dv, dsink.row(s.batch_index));
-      store_keys(p, s.batch_index, s.k_begin, s.k_rows, head_k, dk.row(0), dv.row(0));
+      store_keys(p, {s.batch_index, s.k_begin}, s.k_rows, head_k, dk.row(0), dv.row(0));
     });
   }
   if (p.dsink) {

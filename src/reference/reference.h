@@ -1,4 +1,4 @@
-// The oracle: float64 attention in one obvious loop nest, the judge of every engine.
+// The reference: float64 attention in one obvious loop nest, by which every engine is checked.
 //
 // Reads any dtype of the Problem, computes each entry in float64 and rounds once on the way out. It also serves float64
 // tensors of the public interface, and page tables. O(seqlen_q * seqlen_k) time, O(seqlen_k) memory per thread of work.

@@ -26,7 +26,7 @@ const std::string good = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 
 TEST(NpyTest, ReadsEveryVersion) {
   for (const char version : {1, 2, 3}) {
     const std::string text = file_of(good, 24, version);
-    const TensorView tensor = parse_npy(bytes_of(text), "file");
+    const FileTensor tensor = parse_npy(bytes_of(text), "file");
     EXPECT_EQ(tensor.element, Element::f32);
     EXPECT_EQ(tensor.shape, (std::vector<int64_t>{2, 3}));
     EXPECT_EQ(tensor.data.size(), 24u);
@@ -51,7 +51,7 @@ TEST(NpyTest, WritesWhatItReads) {
     for (const auto& [wrote, expected] : {std::pair{Element::f16, Element::f16}, {Element::bf16, Element::raw16}}) {
       write_npy(path, {"", wrote, shape, std::as_bytes(std::span(values))});
       const MappedFile mapped(path);
-      const TensorView read = parse_npy(mapped.bytes(), path);
+      const FileTensor read = parse_npy(mapped.bytes(), path);
       EXPECT_EQ(read.element, expected);
       EXPECT_EQ(read.shape, shape);
       ASSERT_EQ(read.data.size(), sizeof values);

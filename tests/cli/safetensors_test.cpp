@@ -39,15 +39,15 @@ TEST(SafetensorsTest, WritesWhatItReads) {
   const std::string path = (std::filesystem::temp_directory_path() / ("st-" + std::to_string(getpid()))).string();
   const float a[] = {1, 2, 3, 4, 5, 6};
   const uint8_t b[] = {7};
-  const TensorView tensors[] = {{"a \"quoted\"", Element::f32, {2, 3}, std::as_bytes(std::span(a))},
+  const FileTensor tensors[] = {{"a \"quoted\"", Element::f32, {2, 3}, std::as_bytes(std::span(a))},
                                 {"b", Element::u8, {}, std::as_bytes(std::span(b))},
                                 {"empty", Element::bf16, {0, 4}, {}}};
   write_safetensors(path, tensors, {{"key", "value"}});
   const MappedFile mapped(path);
   const Safetensors read = parse_safetensors(mapped.bytes(), path);
   ASSERT_EQ(read.tensors.size(), 3u);
-  for (const TensorView& wrote : tensors) {
-    const TensorView* got = read.find(wrote.name);
+  for (const FileTensor& wrote : tensors) {
+    const FileTensor* got = read.find(wrote.name);
     ASSERT_NE(got, nullptr);
     EXPECT_EQ(got->element, wrote.element);
     EXPECT_EQ(got->shape, wrote.shape);

@@ -50,7 +50,7 @@ TEST(CpuMakeBlocks, WhatIsWrongIsRefused) {
   };
   using Args = tandem_block_mask_args;
   refused("args.size (7)", [](Args& a, tandem_mod&, size_t&) { a.size = 7; });
-  refused("mask_mod (NULL) must be a text", [](Args& a, tandem_mod&, size_t&) { a.mask_mod = nullptr; });
+  refused("mask_mod (NULL) must be an expression", [](Args& a, tandem_mod&, size_t&) { a.mask_mod = nullptr; });
   refused("mask_mod: column 1: 'p' is not a known name", [](Args&, tandem_mod& m, size_t&) { m.text = "p"; });
   refused("mask_mod: column 1: a mask_mod must return a bool", [](Args&, tandem_mod& m, size_t&) { m.text = "k - q"; });
   refused("batch (-1) must be 0 to 2147483647", [](Args& a, tandem_mod&, size_t&) { a.batch = -1; });

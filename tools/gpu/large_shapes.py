@@ -7,8 +7,8 @@ A shape is batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim and "causal" (b
 take up to 1 TFLOP forward, with few or many heads and equal or unequal lengths. For each shape:
 - every output and the workspace lie between guard bands of 16 MiB, which must not change;
 - every element of every output must be finite, and a second run must give the same bits;
-- out, lse, dq, dk and dv of two key heads are compared with float64. The error may be twice that of standard attention
-  in bfloat16 operands with float32 sums (docs/numerics.md), plus the rounding of the result.
+- out, lse, dq, dk and dv of two key heads are compared with float64. The error may be twice the error of standard
+  attention in bfloat16 operands with float32 sums (docs/numerics.md), plus the rounding of the result.
 --bounds-only leaves out the comparison, for a run under compute-sanitizer. Needs torch; TANDEM_LIBRARY names the
 library. Prints one line a shape and exits 1 if any shape fails.
 """
@@ -148,8 +148,12 @@ def open_context() -> c.c_void_p:
     return handle
 
 
-def standard_attention(q, k, v, dout, causal: bool, dtype, rounded=None):
-    """out, lse, dq, dk and dv of one key head, from q and dout (heads, rows, dim). rounded: type of P, dS, results."""
+def standard_attention(q, k, v, dout, causal: bool, types):
+    """out, lse, dq, dk and dv of one key head, from q and dout (heads, rows, dim).
+
+    types: of the computation, and of P, dS and the results (or None).
+    """
+    dtype, rounded = types
     lost = (lambda t: t.to(rounded).to(dtype)) if rounded else (lambda t: t)
     heads, rows, dim = q.shape
     wide_k, wide_v, scale = k.to(dtype), v.to(dtype), 1 / math.sqrt(dim)
@@ -243,8 +247,8 @@ class Problem:
             heads = slice(head * group, (head + 1) * group)
             q, dout = (t[batch, :, heads].transpose(0, 1) for t in (self.q, self.dout))
             k, v = self.k[batch, :, head], self.v[batch, :, head]
-            want = standard_attention(q, k, v, dout, s.causal, torch.float64)
-            plain = standard_attention(q, k, v, dout, s.causal, torch.float32, torch.bfloat16)
+            want = standard_attention(q, k, v, dout, s.causal, (torch.float64, None))
+            plain = standard_attention(q, k, v, dout, s.causal, (torch.float32, torch.bfloat16))
             got = {n: r.tensor for n, r in self.results.items()}
             got = {
                 "out": got["out"][batch, :, heads].transpose(0, 1),

@@ -11,9 +11,9 @@
 #
 # The build folder may come from another machine: tests/kernels/kernels_test, tests/support/tandem_fuzz and
 # vgpu/tests/mutation/vgpu_mutation_test are all that is read of it. Environment:
-#   TANDEM_NVRTC, TANDEM_CACHE_DIR, COMMIT  as of tools/gpu/prove.sh
-#   SCHEDULES, FUZZ  under which each problem runs (3: all early, all late, random); random problems (2000)
-#   JOBS, SECONDS_EACH  processes (one a core); the most that a share may take (1800)
+#   TANDEM_NVRTC, TANDEM_CACHE_DIR, COMMIT   as of tools/gpu/prove.sh
+#   SCHEDULES, FUZZ   under which each problem runs (3: all early, all late, random); random problems (2000)
+#   JOBS, SECONDS_EACH   processes (one a core); the most that a share may take (1800)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/proof.sh"

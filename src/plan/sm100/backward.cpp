@@ -7,9 +7,9 @@
 namespace tandem::plan {
 namespace {
 
-// True if two CTAs share each MMA. An iteration then moves less through shared memory. An n_block is twice as long,
-// however: it has more keys beyond the end, with a mask more hidden keys, and the last wave may be emptier. The answer
-// assumes a whole B200, because bits must not depend on the SMs at hand, and is false for batch_invariant.
+// True if two CTAs share each MMA. An iteration then moves less through shared memory, but an n_block is twice as long.
+// It has more hidden keys, and the last wave may be emptier. The answer assumes a whole B200, because bits must not
+// depend on the available SMs. It is false for batch_invariant.
 bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
   const auto is_served = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };

@@ -38,7 +38,7 @@ struct Sm100BackwardTuning {
   // fixed_clocks.
   int64_t two_cta_clocks = 2816, head_dim_clocks = 16, head_dim_v_clocks = 6, fixed_clocks = 640;
 
-  int64_t spt_l2_bytes = 32 << 20;  // of q, dout and dq_accum of a group of heads
+  int64_t spt_l2_bytes = 32 << 20;  // bytes of q, dout and dq_accum of a group of heads
 
   BackwardOrderTuning order{.sms = kB200Sms, .prefers_even_groups = true};
 };

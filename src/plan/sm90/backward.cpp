@@ -14,9 +14,9 @@ using Schedule = Sm90BackwardConfig::Schedule;
 
 int pad_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
-// The number of CTAs, or clusters, that share the m_blocks of an n_block: more than one where n_blocks are too few to
-// fill the GPU, or too unequal. Under a causal mask the first n_block has twice the mean, and grouped heads lengthen
-// it. The answer assumes a whole H200, so that bits do not depend on the SMs at hand, and is 1 for batch_invariant.
+// The number of CTAs, or clusters, that share the m_blocks of an n_block. It exceeds 1 if n_blocks are too few or too
+// unequal to fill the GPU (causal masks). It assumes a whole H200, so that bits do not depend on the available SMs, and
+// is 1 for batch_invariant.
 int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, config.tile_n()) * p.heads_k * p.batch);
@@ -57,15 +57,15 @@ bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
 }
 
 // True if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks of a
-// mask; a sequence must have the same bits dense and packed for batch_invariant.
+// mask. For batch_invariant a sequence must have the same bits dense and packed.
 bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   if (config.single_n_block || config.varlen || config.block_mask || p.batch_invariant) return false;
   if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= config.cta_keys()) return false;
   return choose_ds_chunks(p, config, tuning).heads > 0;
 }
 
-// Warpgroups with keys of their own, where the sums of dk and dv leave registers for the scores of half an iteration.
-// Dropout, a bias and expressions need more registers than that.
+// Warpgroups with separate keys, if the sums of dk and dv leave registers for the scores of half an iteration. Dropout,
+// a bias and expressions need more registers than that.
 bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
   return config.bias == Bias::none && !config.dropout && !config.score_mod && !config.mask_mod &&
          round_up(p.head_dim, 64) + round_up(p.head_dim_v, 64) <= Sm90BackwardConfig::kMaxQSubtileDims;

@@ -52,10 +52,9 @@ int64_t count_dq_ctas(const DsChunks& chunks, int64_t m_blocks, const Sm90Backwa
   return chunks.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * accums;
 }
 
-// A chunk of a few hundred tiles fills the GPU, and stays in the L2 cache if sequences are short. Without a mask one
-// head may be divided; with a mask its tiles would differ too much in length. The sums do not depend on the chunks.
-// Tiles of one group accumulate dk and dv in memory in turn. Two heads per tile halve that traffic, which pays under a
-// causal mask with short tiles.
+// A chunk of a few hundred tiles fills the GPU and stays in the L2 cache if sequences are short. Only without a mask
+// one head may be divided, because its tiles are equal. The sums do not depend on the chunks. Two heads per tile halve
+// the traffic of dk and dv, which pays under a causal mask with short tiles.
 DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m, heads = p.batch * p.heads_q;

@@ -14,7 +14,7 @@ struct DsChunks {
   int64_t heads = 0;  // 0: no division keeps dS within its budget
   int64_t n_blocks = 0;
   int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
-  int64_t bytes = 0;         // of one chunk
+  int64_t bytes = 0;         // bytes of one chunk
   int64_t tile_heads = 1;    // query heads of a group that one tile iterates over
   bool pack_triangle = false;
 

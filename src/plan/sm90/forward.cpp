@@ -81,7 +81,7 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
   const Scores scores = scores_of(p, t);
   if (p.block_mask) {
     for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
-      if (!c.matches(t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores)) continue;
+      if (!c.matches({t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores})) continue;
       t = c.applied_to(t);
       while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
       return t;
@@ -92,7 +92,7 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
   if (tuning.forward_row) rows = keys = INT64_MAX;
   for (const Sm90TuningRow& c : kSm90TuningRows) {
     if (tuning.forward_row && &c != &kSm90TuningRows[*tuning.forward_row]) continue;
-    if (!c.matches(t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores)) continue;
+    if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores})) continue;
     t = c.applied_to(t);
     t.kv_ctas = choose_kv_ctas(p, t);
     return t;

@@ -62,7 +62,7 @@ class Sm90Planner final : public ArchPlanner {
   // Bytes that MMAs read, that threads and TMA write, and that bulk copies read.
   double iteration_smem_bytes(const BackwardKernel& kernel) const override {
     const Sm90BackwardConfig& t = kernel.for_hopper();
-    const double groups = t.warpgroup_roles() ? 1 : t.warpgroups;  // that divide each MMA
+    const double groups = t.warpgroup_roles() ? 1 : t.warpgroups;  // warpgroups that divide each MMA
     const double ctas = t.ctas(), m = t.tile_m, n = t.cta_keys(), dims = t.head_dim + t.head_dim_v;
     const double scores = groups * (64 + t.score_queries()) * dims;
     const double keys = groups * (m * (t.dk_columns() + t.dv_columns()) + (t.shared_p() ? 2 * 64 * m : 0));

@@ -36,8 +36,16 @@ struct Sm90TuningRow {
     t.pingpong = pingpong;
     return t;
   }
-  constexpr bool matches(int dim, int dim_v, int64_t of_rows, int64_t of_keys, bool left, bool right, Scores of) const {
-    if (dim > head_dim || dim_v > head_dim_v || of_rows < rows || of_keys < keys || !matches(of)) return false;
+  struct Call {
+    int head_dim, head_dim_v;
+    int64_t rows, keys;
+    bool left, right;
+    Scores scores;
+  };
+  constexpr bool matches(const Call& call) const {
+    if (call.head_dim > head_dim || call.head_dim_v > head_dim_v || call.rows < rows || call.keys < keys) return false;
+    if (!matches(call.scores)) return false;
+    const bool left = call.left, right = call.right;
     switch (mask) {
       case Mask::any: return true;
       case Mask::full: return !left && !right;
@@ -89,30 +97,30 @@ inline constexpr int64_t kH200Sms = 132;
 
 // CTAs of a cluster that share a bias by TMA multicast. Four CTAs leave SMs idle.
 inline constexpr int kBiasCtas = 2;
-// CTAs of a cluster that share K and V by multicast while each loads a bias of its own.
+// CTAs of a cluster that share K and V by multicast while each loads a separate bias.
 inline constexpr int kBiasKvCtas = 2;
 
 struct Sm90BackwardTuning {
   // m_splits: fewest iterations of a part, most parts, and waves of tiles up to which query heads are split.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
 
-  // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache, and the same for
-  // head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
+  // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache. The second value is
+  // for head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
-  // dS in global memory: tiles of a chunk, bytes of dS per element of a float32 gradient, and the m_blocks up to which
-  // a tile iterates over two query heads.
+  // dS in global memory: tiles of a chunk and bytes of dS per element of a float32 gradient. A tile iterates over two
+  // query heads up to the third value in m_blocks.
   int64_t ds_chunk_tiles = 512, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
 
   BackwardOrderTuning order{.sms = kH200Sms};
 
-  // Tests: the only schedule that wide heads may use beside shared_p.
+  // Tests: the only schedule except shared_p that wide heads may use.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
 };
 
 struct Sm90Tuning {
-  std::optional<size_t> forward_row;  // tests: the row of kSm90TuningRows that is used, whatever the lengths
+  std::optional<size_t> forward_row;  // tests: the row of kSm90TuningRows for all lengths
   ForwardOrderTuning forward_order;
   Sm90BackwardTuning backward;
 };

@@ -31,7 +31,7 @@ Sm100ForwardConfig blackwell_tile_of(const Problem& p, const gpu::Properties& de
 // A row of the table matches a problem by size, mask and scores. The rows themselves are tuned.
 TEST(TuningTable, RowsMatchTheirSizes) {
   const auto matches = [](const plan::Sm90TuningRow& c, int dim, int dim_v, int64_t rows, int64_t keys) {
-    return c.matches(dim, dim_v, rows, keys, false, false, plan::Scores::plain);
+    return c.matches({dim, dim_v, rows, keys, false, false, plan::Scores::plain});
   };
   const plan::Sm90TuningRow sizes{128, 64, 10, 20, plan::Mask::any, plan::Scores::any, 2, 64, 2, true};
   EXPECT_TRUE(matches(sizes, 128, 64, 10, 20));
@@ -42,7 +42,7 @@ TEST(TuningTable, RowsMatchTheirSizes) {
   const auto with = [&](plan::Mask mask, bool left, bool right) {
     plan::Sm90TuningRow row_of_table = sizes;
     row_of_table.mask = mask;
-    return row_of_table.matches(64, 64, 100, 100, left, right, plan::Scores::plain);
+    return row_of_table.matches({64, 64, 100, 100, left, right, plan::Scores::plain});
   };
   for (const bool left : {false, true}) {
     for (const bool right : {false, true}) {
@@ -54,8 +54,8 @@ TEST(TuningTable, RowsMatchTheirSizes) {
   }
   plan::Sm90TuningRow plain = sizes;
   plain.scores = plan::Scores::plain;
-  EXPECT_TRUE(plain.matches(64, 64, 100, 100, false, false, plan::Scores::plain));
-  EXPECT_FALSE(plain.matches(64, 64, 100, 100, false, false, plan::Scores::light));
+  EXPECT_TRUE(plain.matches({64, 64, 100, 100, false, false, plan::Scores::plain}));
+  EXPECT_FALSE(plain.matches({64, 64, 100, 100, false, false, plan::Scores::light}));
 }
 
 // The plan uses the first matching row, and every problem has one.
@@ -75,10 +75,10 @@ TEST(ForwardPlan, FirstMatchingRow) {
               std::begin(plan::kSm90TuningRows), std::end(plan::kSm90TuningRows), [&](const plan::Sm90TuningRow& c) {
                 const bool plain =
                     (options & 4) == 0 || t.head_dim > 64 || !t.bounded_left;  // a softcap takes few registers
-                return c.matches(t.head_dim, t.head_dim_v, seqlen, seqlen, t.bounded_left, t.bounded_right,
-                                 !plain          ? plan::Scores::any
-                                 : (options & 4) ? plan::Scores::capped
-                                                 : plan::Scores::plain);
+                return c.matches({t.head_dim, t.head_dim_v, seqlen, seqlen, t.bounded_left, t.bounded_right,
+                                  !plain          ? plan::Scores::any
+                                  : (options & 4) ? plan::Scores::capped
+                                                  : plan::Scores::plain});
               });
           ASSERT_NE(entry, std::end(plan::kSm90TuningRows)) << plan::name_of(t);
           EXPECT_EQ(t.warpgroups, entry->warpgroups);

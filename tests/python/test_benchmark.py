@@ -24,7 +24,7 @@ PROBLEMS = {
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(cells, "DEVICE", "cpu")
+    monkeypatch.setattr(shapes, "DEVICE", "cpu")
 
 
 def inputs(kind="normal", activations=None, **options):

@@ -27,6 +27,9 @@ make_root() {
   cp /etc/resolv.conf "$root/etc/"
   mkdir -p "$root/etc/ssl" "$root/ccache"
   if [ -d /etc/ssl/certs ]; then cp -rL /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true; fi
+  # The package ca-certificates, which apt installs later, writes its list again from these.
+  mkdir -p "$root/usr/local/share/ca-certificates"
+  cp -L /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
   trap 'umount -l "$root/ccache" "$root/proc" 2>/dev/null || true' EXIT
   mount -t proc proc "$root/proc" || return 1
 }

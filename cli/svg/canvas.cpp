@@ -105,13 +105,12 @@ void Canvas::text(double x, double y, std::string_view text, const TextStyle& ho
   body_.append(">").append(escape(text)).append("</text>\n");
 }
 
-void Canvas::rectangle(double x, double y, double width, double height, const RectangleStyle& style) {
-  const auto& [color, opacity, radius, hint] = style;
+void Canvas::rectangle(double x, double y, double width, double height, const RectangleStyle& how) {
   body_ += "<rect" + attribute("x", x) + attribute("y", y) + attribute("width", width) + attribute("height", height) +
-           " class=\"" + color + "\"";
-  if (opacity < 1) body_ += " fill-opacity=\"" + px(opacity) + "\"";
-  if (radius > 0) body_ += attribute("rx", radius);
-  body_ += hint.empty() ? "/>\n" : "><title>" + escape(hint) + "</title></rect>\n";
+           " class=\"" + how.color + "\"";
+  if (how.opacity < 1) body_ += " fill-opacity=\"" + px(how.opacity) + "\"";
+  if (how.radius > 0) body_ += attribute("rx", how.radius);
+  body_ += how.hint.empty() ? "/>\n" : "><title>" + escape(how.hint) + "</title></rect>\n";
 }
 
 void Canvas::line(double x1, double y1, double x2, double y2, const char* color) {

@@ -172,7 +172,7 @@ REFUSED = {
     "in place": (lambda s, b, h, i, j: s.mul_(2), "no expression has torch's mul_"),
     "data": (lambda s, b, h, i, j: s.data * 2, "no expression has a tensor's data"),
     "builtin round": (lambda s, b, h, i, j: round(s), "round\\(\\) needs a value"),
-    "long row": (lambda s, b, h, i, j: s + torch.zeros(300)[None][h].sum(), "None|more than 256 elements"),
+    "long row": (lambda s, b, h, i, j: s + torch.zeros(300)[None][h].sum(), "None|over 256 elements"),
     "random": (lambda s, b, h, i, j: s + torch.rand_like(s), "no expression has torch's rand_like"),
 }
 

@@ -134,7 +134,7 @@ def page() -> str:
 
 
 HEAD = """\
-# What each device serves
+# Calls that each device serves
 
 These are the library's answers (`tandem_check`, with which every call begins). `scripts/support_matrix.py` writes
 this page, and a test compares it with the library.

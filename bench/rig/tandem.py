@@ -42,6 +42,16 @@ def other_build(path: str, device: str) -> Context:
     return Context(device, api.load(path))
 
 
+def view(t: torch.Tensor, alive: list):
+    """A pointer to the C view of a tensor; `alive` gets all that must outlive its use."""
+    shape, strides = (c.c_int64 * t.dim())(*t.shape), (c.c_int64 * t.dim())(*t.stride())
+    code, bits = api._DTYPES[t.dtype]
+    device = api._Device(CUDA if t.is_cuda else 1, t.device.index or 0)
+    described = api._Tensor(t.data_ptr(), device, t.dim(), api._DType(code, bits, 1), shape, strides, 0)
+    alive += [t, shape, strides, described]
+    return c.pointer(described)
+
+
 class _Call:
     """A pass over a problem's inputs. Results are the same tensors in every call, initially NaN."""
 
@@ -57,20 +67,12 @@ class _Call:
             self.args.max_seqlen_q = self.args.max_seqlen_k = cell.seqlen
         for name, tensor in tensors.items():
             if tensor is not None:
-                setattr(self.args, name, self._view(tensor))
+                setattr(self.args, name, view(tensor, self._alive))
         size = c.c_size_t()
         context.check(context.library.tandem_workspace_size(context.handle, which, c.byref(self.args), c.byref(size)))
         self.workspace = torch.empty(size.value, dtype=torch.uint8, device=x.q.device)
         # All arguments of the call except the stream.
         self.call = (context.handle, c.byref(self.args), c.c_void_p(self.workspace.data_ptr()), size)
-
-    def _view(self, t):
-        shape, strides = (c.c_int64 * t.dim())(*t.shape), (c.c_int64 * t.dim())(*t.stride())
-        code, bits = api._DTYPES[t.dtype]
-        device = api._Device(CUDA if t.is_cuda else 1, t.device.index or 0)
-        view = api._Tensor(t.data_ptr(), device, t.dim(), api._DType(code, bits, 1), shape, strides, 0)
-        self._alive += [t, shape, strides, view]
-        return c.pointer(view)
 
     def prepare(self):
         """Compiles or loads the call's kernels."""

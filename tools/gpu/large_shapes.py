@@ -26,8 +26,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
 import tandem_c as api
 import torch
+from rig.tandem import BACKWARD, FORWARD, Context, view
 
-CUDA, FORWARD, BACKWARD = 2, 0, 1
 GUARD = 16 << 20  # bytes
 PATTERN = 0xFF  # NaN in every type
 ROWS_TOGETHER = 32  # rows that share one error bound
@@ -110,17 +110,10 @@ class Call:
         self.context, self.which, self.alive = context, which, []
         self.args = api._Args(size=c.sizeof(api._Args), causal=int(causal))
         for name, tensor in tensors.items():
-            setattr(self.args, name, self.view(tensor))
+            setattr(self.args, name, view(tensor, self.alive))
         size = c.c_size_t()
         api._check(api._lib.tandem_workspace_size(context, which, c.byref(self.args), c.byref(size)))
         self.workspace = Guarded((size.value,), torch.uint8)
-
-    def view(self, t: torch.Tensor):
-        shape, strides = (c.c_int64 * t.dim())(*t.shape), (c.c_int64 * t.dim())(*t.stride())
-        code, bits = api._DTYPES[t.dtype]
-        view = api._Tensor(t.data_ptr(), api._Device(CUDA, 0), t.dim(), api._DType(code, bits, 1), shape, strides, 0)
-        self.alive += [t, shape, strides, view]
-        return c.pointer(view)
 
     def run(self) -> None:
         run = api._lib.tandem_backward if self.which == BACKWARD else api._lib.tandem_forward
@@ -128,24 +121,6 @@ class Call:
         pointer = self.workspace.tensor.data_ptr()
         api._check(run(self.context, c.byref(self.args), pointer, self.workspace.bytes, stream))
         torch.cuda.synchronize()
-
-
-class _Options(c.Structure):
-    _fields_ = [
-        ("size", c.c_int64),
-        ("device", c.c_char_p),
-        ("threads", c.c_int32),
-        ("parallel_for", c.c_void_p),
-        ("parallel_for_data", c.c_void_p),
-    ]
-
-
-def open_context() -> c.c_void_p:
-    create = api._lib.tandem_context_create
-    create.argtypes = [c.POINTER(_Options), c.POINTER(c.c_void_p)]
-    handle, options = c.c_void_p(), _Options(size=c.sizeof(_Options), device=b"cuda:0")
-    api._check(create(c.byref(options), c.byref(handle)))
-    return handle
 
 
 def standard_attention(q, k, v, dout, causal: bool, types):
@@ -275,7 +250,7 @@ def main() -> int:
     shapes = list(enumerate(options.shape)) or [
         (seed, random_shape(seed)) for seed in range(options.seed, options.seed + options.count)
     ]
-    context, start, failed, done, largest = open_context(), time.monotonic(), 0, 0, 0.0
+    context, start, failed, done, largest = Context().handle, time.monotonic(), 0, 0, 0.0
     for seed, shape in shapes:
         if time.monotonic() - start > options.seconds:
             break

@@ -1,5 +1,7 @@
 #include "cli/buffer.h"
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -34,6 +36,13 @@ constexpr Kind kinds[] = {{io::Element::f64, DType::f64},         {io::Element::
                           {io::Element::bf16, DType::bf16},       {io::Element::f16, DType::f16},
                           {io::Element::boolean, DType::boolean}, {io::Element::i32, DType::i32}};
 
+// A tensor larger than the memory of this host is refused here, because an overcommitting kernel or a sanitizer would end
+// the process instead of throwing bad_alloc.
+void check_host_memory(size_t bytes) {
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  if (memory > 0 && static_cast<double>(bytes) > memory) throw std::bad_alloc();
+}
+
 double uniform(Random& random) { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; }
 
 }  // namespace
@@ -59,6 +68,7 @@ Buffer Buffer::without_memory(DType dtype, std::vector<int64_t> shape) {
 Buffer::Buffer(DType dtype, std::vector<int64_t> shape) {
   set_shape(dtype, std::move(shape));
   const size_t size = std::max<size_t>(1, static_cast<size_t>(bytes()));
+  check_host_memory(size);
   data_.reset(static_cast<std::byte*>(::operator new[](size, alignment)));
 }
 

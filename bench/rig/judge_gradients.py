@@ -36,7 +36,7 @@ def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
             total = torch.logsumexp(s, 1, keepdim=True)
             if x.sink is not None:
                 total = torch.logaddexp(total, x.sink[head].to(dtype))
-            p = (s - total).exp()
+            p = (s - total).exp().nan_to_num(0.0)  # rows without keys
             delta = ((lost(p) @ wide_v) * dout[rows]).sum(1, keepdim=True)
             ds = p * (dout[rows] @ wide_v.T - delta)
             if cell.softcap:

@@ -30,11 +30,16 @@ def _dims_differ(cell) -> bool:
     return cell.dim_v != cell.head_dim
 
 
+def needs_cudnn_graph(cell) -> bool:
+    """True for problems that torch's interface to cuDNN does not describe."""
+    return bool(cell.window or cell.sink or cell.lengths or (cell.causal and cell.keys != cell.seqlen))
+
+
 def cudnn(x):
     """Through torch's SDPA backend, or through cuDNN's own frontend if torch's interface lacks an option."""
     cell = x.cell
     refuse("cuDNN", softcap=cell.softcap)
-    if cell.window or cell.sink or cell.lengths:
+    if needs_cudnn_graph(cell):
         from rig import cudnn_graph
 
         return cudnn_graph.forward(x)
@@ -55,7 +60,7 @@ def fa2(x):
     cell = x.cell
     refuse("torch's FA2", sink=cell.sink, softcap=cell.softcap, head_dim_v_of_its_own=_dims_differ(cell))
     window = dict(window_size_left=cell.window - 1, window_size_right=0) if cell.window else {}
-    arguments = (x.q, x.k, x.v, x.cu_seqlens, x.cu_seqlens, cell.seqlen, cell.seqlen, 0.0, cell.causal, False)
+    arguments = (x.q, x.k, x.v, x.cu_seqlens, x.cu_seqlens, cell.seqlen, cell.keys, 0.0, cell.causal, False)
     return lambda: torch.ops.aten._flash_attention_forward(*arguments, scale=x.scale, **window)[0]
 
 
@@ -126,9 +131,41 @@ class _Fa3Forward(c.Structure):
     )
 
 
+def fa3_dense(run):
+    """FlashAttention-3 through fa3_fwd(q, k, v, out, lse, sizes, ...): contiguous bfloat16 of one head_dim."""
+    run.argtypes = [c.c_void_p] * 5 + [c.c_int] * 7 + [c.c_float, c.c_int, c.c_void_p, c.c_int, c.c_void_p, c.c_void_p]
+    sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+    def bind(x):
+        cell = x.cell
+        refuse(
+            "this build of FA3", sink=cell.sink, softcap=cell.softcap, window=cell.window, packed_form=cell.lengths,
+            float16=cell.dtype == "f16", head_dim_v_of_its_own=_dims_differ(cell),
+        )  # fmt: skip
+        out = torch.empty_like(x.q)
+        lse = torch.empty(cell.batch, cell.heads, cell.seqlen, device=x.q.device)
+        counter = torch.zeros(4, dtype=torch.int32, device=x.q.device)
+        pointers = [t.data_ptr() for t in (x.q, x.k, x.v, out, lse)]
+        sizes = [cell.batch, cell.seqlen, cell.keys, cell.heads, cell.kv_heads, cell.head_dim, int(cell.causal)]
+
+        def call(_alive=(x, counter)):
+            stream = torch.cuda.current_stream().cuda_stream
+            code = run(*pointers, *sizes, x.scale, sms, counter.data_ptr(), 0, None, stream)
+            if code:
+                raise RuntimeError(f"fa3_fwd returned {code}: this library has no such kernel")
+            return out, lse
+
+        return call
+
+    return bind
+
+
 def fa3(library: str):
-    """FlashAttention-3 through a C function: int fa3_forward(const Fa3Forward*, cudaStream_t)."""
-    run = c.CDLL(os.path.abspath(library)).fa3_forward
+    """FlashAttention-3 through a C function: int fa3_forward(const Fa3Forward*, cudaStream_t), or fa3_fwd."""
+    functions = c.CDLL(os.path.abspath(library))
+    if not hasattr(functions, "fa3_forward"):
+        return fa3_dense(functions.fa3_fwd)
+    run = functions.fa3_forward
     run.argtypes = [c.POINTER(_Fa3Forward), c.c_void_p]
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
@@ -138,12 +175,13 @@ def fa3(library: str):
         new = functools.partial(torch.empty, device=x.q.device)
         out = new(*x.q.shape[:-1], cell.dim_v, dtype=x.q.dtype)
         total = len(x.q) if cell.lengths else cell.batch * cell.seqlen
+        total_k = len(x.k) if cell.lengths else cell.batch * cell.keys
         lse = new((cell.heads, total) if cell.lengths else (cell.batch, cell.heads, cell.seqlen))
         batch = len(cell.sequences())
         metadata = new(4 * (batch + 4), dtype=torch.int32)
         tensors = dict(q=x.q, k=x.k, v=x.v, o=out, lse=lse, metadata=metadata, cu_q=x.cu_seqlens, cu_k=x.cu_seqlens)
         arguments = _Fa3Forward(
-            b=batch, max_q=cell.seqlen, max_k=cell.seqlen, total_q=total, total_k=total, h=cell.heads, hk=cell.kv_heads,
+            b=batch, max_q=cell.seqlen, max_k=cell.keys, total_q=total, total_k=total_k, h=cell.heads, hk=cell.kv_heads,
             d=cell.head_dim, dv=cell.dim_v, causal=cell.causal, window_left=cell.window - 1,
             window_right=0 if cell.window else -1, f16=cell.dtype == "f16", num_sm=sms, scale=x.scale,
             softcap=cell.softcap, **{name: t.data_ptr() for name, t in tensors.items() if t is not None},

@@ -32,10 +32,17 @@ def through_autograd(forward):
 
 
 def cudnn(x):
-    cell = x.cell
-    if cell.window or cell.sink or cell.lengths:
-        raise Absent("cuDNN's gradients are asked of torch, whose interface cannot say windows, sinks or lengths")
+    if peers.needs_cudnn_graph(x.cell):
+        from rig import cudnn_graph
+
+        return cudnn_graph.backward(x)
     return through_autograd(peers.cudnn)(x)
+
+
+def deterministic_cudnn(x):
+    from rig import cudnn_graph
+
+    return cudnn_graph.backward(x, deterministic=True)
 
 
 def fa3_gradients(library: str, deterministic: bool):
@@ -92,6 +99,8 @@ def found(forwards: dict, absent: dict, fa3_library: str | None) -> dict:
     there = {}
     for name, forward in forwards.items():
         there[name] = cudnn if name == "cuDNN" else through_autograd(forward)
+    if "cuDNN" in forwards:
+        there["cuDNN deterministic"] = deterministic_cudnn
     if fa3_library:  # its forward may be another library's
         absent.pop("FA3", None)
         for name, deterministic in (("FA3", False), ("FA3 deterministic", True)):

@@ -22,16 +22,17 @@ SUSTAINED = 5  # factor of a burst's duration for long windows
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One problem. Queries and keys have the same lengths."""
+    """One problem. A causal mask is aligned to the last query and the last key."""
 
     row: str  # row and column of its table
     column: str
-    seqlen: int  # packed: of the longest sequence
+    seqlen: int  # of queries; packed: of the longest sequence
     heads: int
     head_dim: int
     head_dim_v: int = 0  # 0: equal to head_dim
     heads_k: int = 0  # 0: equal to heads
     batch: int = 1
+    seqlen_k: int = 0  # 0: equal to seqlen; packed sequences have no separate key lengths
     causal: bool = False
     window: int = 0  # visible keys with the query's own; 0: unbounded
     sink: bool = False
@@ -54,6 +55,11 @@ class Cell:
         return self.heads_k or self.heads
 
     @property
+    def keys(self) -> int:
+        """The keys of a sequence; packed: of the longest."""
+        return self.seqlen_k or self.seqlen
+
+    @property
     def title(self) -> str:
         """The title of its part of the table."""
         what = ("backward " if self.backward else "") + self.row + (" sustained" if self.sustained else "")
@@ -72,22 +78,28 @@ class Cell:
     def sequences(self) -> list[int]:
         return list(self.lengths) or [self.seqlen] * self.batch
 
+    def key_lengths(self) -> list[int]:
+        return list(self.lengths) or [self.keys] * self.batch
+
     def flops(self) -> float:
-        """The operations of the two products, or of the five of a backward. Causal counts half of the square, a window
-        exactly its visible pairs.
+        """The operations of the two products, or of the five of a backward. Causal counts half of the square where
+        lengths are equal. A window and unequal lengths count exactly the visible pairs.
         """
         return (
             (5.0 if self.backward else 2.0)
-            * sum(map(self._pairs, self.sequences()))
+            * sum(map(self._pairs, self.sequences(), self.key_lengths()))
             * self.heads
             * (self.head_dim + self.dim_v)
         )
 
-    def _pairs(self, n: int) -> float:
+    def _pairs(self, n: int, keys: int) -> float:
         if self.window:
             w = min(self.window, n)
             return w * (w + 1) / 2 + (n - w) * w
-        return n * n / 2 if self.causal else n * n
+        if not self.causal or keys == n:
+            return n * keys / (1 + self.causal)
+        seen = min(n, keys)  # queries that see a key: the first of them sees keys - seen + 1
+        return seen * (keys - seen) + seen * (seen + 1) / 2
 
 
 def short(n: int) -> str:
@@ -215,9 +227,10 @@ class Inputs:
             return torch.randn(*shape, device=DEVICE, dtype=data.DTYPES[cell.dtype], generator=make)
 
         rows = (sum(cell.lengths),) if cell.lengths else (cell.batch, cell.seqlen)
+        keys = rows if cell.lengths else (cell.batch, cell.keys)
         self.q = normal(*rows, cell.heads, cell.head_dim)
-        self.k = normal(*rows, cell.kv_heads, cell.head_dim)
-        self.v = normal(*rows, cell.kv_heads, cell.dim_v)
+        self.k = normal(*keys, cell.kv_heads, cell.head_dim)
+        self.v = normal(*keys, cell.kv_heads, cell.dim_v)
         self.sink = normal(cell.heads) if cell.sink else None
         self.dout = normal(*rows, cell.heads, cell.dim_v) if cell.backward else None
         data.shape(self, activations)

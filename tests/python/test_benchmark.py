@@ -18,6 +18,8 @@ PROBLEMS = {
     "causal": dict(heads=4, head_dim=64, heads_k=2, causal=True),
     "packed": dict(heads=2, head_dim=64, causal=True, lengths=(100, 400, 37)),
     "window, sink, softcap": dict(heads=2, head_dim=128, batch=2, causal=True, window=90, sink=True, softcap=50.0),
+    "more keys": dict(heads=2, head_dim=64, causal=True, seqlen_k=530),
+    "fewer keys": dict(heads=2, head_dim=64, causal=True, seqlen_k=300),  # the first 100 rows see no key
     "f16, head_dim_v": dict(heads=3, head_dim=192, head_dim_v=128, dtype="f16"),
 }
 

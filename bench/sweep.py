@@ -8,7 +8,7 @@
 
 rig/random_shapes.py draws the problems and names the final seeds, which no tuning uses. Without --seed the final seed
 counts. A run with --json continues where an interrupted one ended, and --seconds starts no further problem after that
-time. Timing, peers and the comparison with float64 are those of bench/gpu.py. A problem is lost below 0.985 of the best
+time. Timing, peers and the comparison with float64 come from bench/gpu.py. A problem is lost below 0.985 of the best
 peer's speed if a second timing of both alone agrees. Peers that fail or refuse are listed with their reasons.
 """
 

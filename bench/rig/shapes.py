@@ -32,7 +32,7 @@ class Cell:
     head_dim_v: int = 0  # 0: equal to head_dim
     heads_k: int = 0  # 0: equal to heads
     batch: int = 1
-    seqlen_k: int = 0  # 0: equal to seqlen; packed sequences have no separate key lengths
+    seqlen_k: int = 0  # 0: equal to seqlen, as for packed sequences
     causal: bool = False
     window: int = 0  # visible keys with the query's own; 0: unbounded
     sink: bool = False
@@ -98,7 +98,7 @@ class Cell:
             return w * (w + 1) / 2 + (n - w) * w
         if not self.causal or keys == n:
             return n * keys / (1 + self.causal)
-        seen = min(n, keys)  # queries that see a key: the first of them sees keys - seen + 1
+        seen = min(n, keys)  # queries that see a key
         return seen * (keys - seen) + seen * (seen + 1) / 2
 
 

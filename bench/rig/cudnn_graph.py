@@ -1,5 +1,5 @@
-"""cuDNN's attention through its frontend (pip install nvidia-cudnn-frontend): windows, sinks, packed sequences and a
-causal mask aligned to the last key, which torch's interface to cuDNN does not have.
+"""cuDNN's attention through its frontend (pip install nvidia-cudnn-frontend). torch's interface to cuDNN has no windows,
+sinks, packed sequences or causal mask aligned to the last key.
 """
 
 from __future__ import annotations

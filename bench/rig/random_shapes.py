@@ -20,7 +20,7 @@ DISTRIBUTIONS = tuple(FINAL_SEEDS)
 HEAD_DIMS = (64, 128, 256, 96, 80)
 # The data of a problem, with their weights: random numbers alone are the best case of an online softmax.
 DATA = {"normal": 2, "sigma10": 1, "sink20": 1}
-FLOPS = (3e9, 1.2e12)  # of the forward
+FLOPS = (3e9, 1.2e12)  # forward
 LENGTHS = (64, 20000)
 MAX_TOKENS = 1 << 19  # queries or keys of all sequences
 

@@ -26,7 +26,7 @@ class Cell:
 
     row: str  # row and column of its table
     column: str
-    seqlen: int  # of queries; packed: of the longest sequence
+    seqlen: int  # queries; packed: in the longest sequence
     heads: int
     head_dim: int
     head_dim_v: int = 0  # 0: equal to head_dim

@@ -1,5 +1,5 @@
 """cuDNN's attention through its frontend (pip install nvidia-cudnn-frontend). torch's interface to cuDNN has no windows,
-sinks, packed sequences or causal mask aligned to the last key.
+sinks, packed sequences or bottom-right causal mask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""cuDNN's attention through its frontend (pip install nvidia-cudnn-frontend). torch's interface to cuDNN has no windows,
+"""cuDNN's attention through its frontend (pip install nvidia-cudnn-frontend). torch has no cuDNN windows,
 sinks, packed sequences or bottom-right causal mask.
 """
 

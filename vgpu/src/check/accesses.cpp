@@ -192,7 +192,7 @@ uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lan
   return site;
 }
 
-uint32_t Watch::add_site(Cluster& cluster, const Site& like, bool global) {
+uint32_t Watch::add_site(CheckedCluster& cluster, const Site& like, bool global) {
   if (global) return global_.add_site(like);
   cluster.async_in_shared |= like.kind == SiteKind::async;
   const uint32_t site = cluster.sites.add();

@@ -88,7 +88,8 @@ uint32_t Watch::find_out_of_bounds(const Scene& scene, const Actor& actor, const
       if (block && address >= kReservedShared && address + access.bytes <= block->shared_end) continue;
     }
     bad |= 1u << lane;
-    report_bounds(actor, lane, verb(access), access.memory, address, access.bytes, access.writes);
+    const int32_t cta = access.cta ? access.cta[lane] : actor.cta;
+    report_bounds(actor, lane, verb(access), {access.memory, cta, address, access.bytes, 1}, access.writes);
   }
   return bad;
 }

@@ -88,7 +88,7 @@ bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, co
   } else if (global_.contains(span.address, span.bytes, writes)) {
     return true;
   }
-  report_bounds(actor, first_of(actor.lanes), verb(kind, writes), span.memory, span.address, span.bytes, writes);
+  report_bounds(actor, first_of(actor.lanes), verb(kind, writes), span, writes);
   return false;
 }
 

@@ -119,8 +119,7 @@ class Watch : public Checker {
   std::string subject_of(Memory memory, uint64_t address) const;
   void report(const Accessor& party, const Access& access, Memory memory, const Sites& sites);
   void report_uninitialised(const Accessor& party, Memory memory, uint64_t address);
-  void report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
-                     uint64_t bytes, bool writes);
+  void report_bounds(const Actor& actor, int lane, std::string_view does, const Span& span, bool writes);
 
   // operations.cpp
   uint32_t number_of_copy(const Scene& scene, const Actor& actor, std::span<const Span> reads,

@@ -57,7 +57,8 @@ class Names {
   Entity find(std::string_view name);
 
  private:
-  struct ParameterizedRegisters {  // prefix0, prefix1, ...: PTX ISA, "Parameterized Variable Names"
+  // Registers prefix0, prefix1, ...: PTX ISA, "Parameterized Variable Names".
+  struct ParameterizedRegisters {
     NameId prefix = -1;
     Type type = Type::none;
     int64_t count = 0;

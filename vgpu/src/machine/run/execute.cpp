@@ -47,27 +47,30 @@ void touch(Warp& warp, const Op& op) {
 }
 
 // Checks registers that may be unwritten, or that asynchronous operations read or write. True: the op is done.
-[[gnu::always_inline]] inline bool watch(Context& context, const Op& op, uint32_t mask, int32_t pc) {
-  context.mask = mask;
+[[gnu::always_inline]] inline bool watch(Context& context, Warp& warp, Fragment& fragment, const Op& op, int32_t pc) {
   if ((op.watch & Op::kUnwritten) != 0) {
-    context.fragment.pc = pc;
+    fragment.pc = pc;
     check_written(context, op);
   }
-  if ((op.watch & Op::kHeld) != 0 && context.warp.holds) {
+  if ((op.watch & Op::kHeld) != 0 && warp.holds) {
     if (op.is_copy && rename_held(context, op)) return true;
     check_held(context, op);
   }
-  if ((op.watch & Op::kProduct) != 0 && mask != 0) touch(context.warp, op);
+  if ((op.watch & Op::kProduct) != 0 && context.mask != 0) touch(warp, op);
   return false;
 }
 
-// The next op of the fragment after a branch that these lanes take.
-[[gnu::always_inline]] inline int32_t branch(Warp& warp, Fragment& fragment, const Op& op, uint32_t taken, int32_t pc) {
-  if (taken == fragment.mask) return op.d;
-  if (taken == 0) return pc + 1;
-  fragment.pc = pc;
-  diverge(warp, fragment, taken, op.d, op.a);
-  return fragment.pc;
+// Continues after a branch that these lanes take.
+[[gnu::always_inline]] inline void branch(Warp& warp, Fragment& fragment, const Op& op, uint32_t taken, int32_t* pc) {
+  if (taken == fragment.mask) {
+    *pc = op.d;
+  } else if (taken == 0) {
+    ++*pc;
+  } else {
+    fragment.pc = *pc;
+    diverge(warp, fragment, taken, op.d, op.a);
+    *pc = fragment.pc;
+  }
 }
 
 template <bool kTraced>
@@ -88,9 +91,12 @@ Step execute_ops(Context& context, int64_t* budget) {
       grid.observer->executes(
           {context.block.cta, warp.index, op.action.shape == Shape::branch ? fragment.mask : m, op.source});
     }
-    if (op.watch != 0 && watch(context, op, m, pc)) {
-      ++pc, --left;
-      continue;
+    if (op.watch != 0) {
+      context.mask = m;
+      if (watch(context, warp, fragment, op, pc)) {
+        ++pc, --left;
+        continue;
+      }
     }
     const bool whole = m == warp.alive;
     std::byte* const d = whole ? r + op.d : scratch;
@@ -105,7 +111,7 @@ Step execute_ops(Context& context, int64_t* budget) {
       case Shape::rows: op.action.rows(op, r, d); break;
       case Shape::branch:
         --left;
-        pc = branch(warp, fragment, op, m, pc);
+        branch(warp, fragment, op, m, &pc);
         continue;
       case Shape::join:
         fragment.pc = pc;

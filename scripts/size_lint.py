@@ -20,7 +20,7 @@ TABLE = re.compile(r"(?:.*/)?(?:tests?|survivors)/|.*(?:tuning|table|cases)[^/]*
 # Signatures that an interface of another project fixes, drop-ins, and instructions whose operands are parameters.
 NO_PARAMETER_LIMIT = re.compile(
     r"kernels/ptx/|python/tandem/(?:compat|flash_attn)/|python/tandem/_?(?:flex|fa3|fa4|flash|sdpa|torch|transformers)"
-    r"|vgpu/(?:src/)?driver/|src/gpu/driver/|tests?/|(?:.*/)tests/|include/|bench/|examples/"
+    r"|vgpu/(?:src/)?driver/|src/gpu/driver/|tests?/|(?:.*/)tests/|include/|bench/|(?:vgpu/)?examples/"
 )
 FIXED_NAME = re.compile(r"(?:cu[A-Z]|cuda[A-Z]|nvrtc|nvtx|tandem_|[sd]gemm$|main$|LLVMFuzzer)")
 PRODUCTS = [

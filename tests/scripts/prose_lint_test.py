@@ -119,6 +119,7 @@ class Sizes(unittest.TestCase):
         text = "void f(int a, int b, int c, int d, int e, int g, int h) {\n}\n"
         self.assertEqual(rules("src/a.cpp", text), ["parameters"])
         self.assertEqual(rules("tests/a.cpp", text), [])
+        self.assertEqual(rules("vgpu/examples/a.cpp", text), [])  # callbacks of other libraries
 
     def test_files(self):
         self.assertEqual(rules("src/a.cpp", "\n" * 501), ["file"])

@@ -77,8 +77,10 @@ def launch_forward(ptx, arch, shape, random, folder):
     print("tandem vgpu check", folder.write("launch", ptx, fa4_launches.forward(shape, arch), buffers))
 
 
-def launch_packed(ptx, arch, lengths_q, lengths_k, shape, random, folder):
-    starts_q, starts_k = (np.cumsum([0, *lengths]).astype(np.int32) for lengths in (lengths_q, lengths_k))
+def launch_packed(ptx, arch, lengths, shape, random, folder):
+    """lengths: of each sequence, a list for the queries and a list for the keys."""
+    lengths_q, lengths_k = lengths
+    starts_q, starts_k = (np.cumsum([0, *one]).astype(np.int32) for one in lengths)
     q, k, v = (normal(random, n, shape.heads_q, shape.head_dim) for n in (starts_q[-1], starts_k[-1], starts_k[-1]))
 
     def of_each(kind, round_p):
@@ -155,7 +157,7 @@ def write_launch(arguments):
     )
     random, folder = np.random.default_rng(arguments.seed), Folder(arguments.out)
     if packed:
-        launch_packed(ptx, arch, arguments.lengths_q, arguments.lengths_k, shape, random, folder)
+        launch_packed(ptx, arch, (arguments.lengths_q, arguments.lengths_k), shape, random, folder)
     elif ptx.stem.startswith("bwd"):
         launch_backward(ptx, arch, shape, random, folder)
     else:

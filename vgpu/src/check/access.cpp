@@ -52,7 +52,7 @@ Touch::Verdict Access::decide(Epoch x) {
   const Site& site = sites_[x.site()];
   if (async_ && x.site() == epoch.site()) return Verdict::ordered;
   if (site.kind == SiteKind::async) {
-    const Token done = site.done.load(std::memory_order_acquire);
+    const ClockEntry done = site.done.load(std::memory_order_acquire);
     const uint32_t lanes = done.lane == kTogether ? x.lanes(site.lanes) : 1u << done.lane;
     if (in_order(site) || same_copy(site)) return Verdict::ordered;
     if (done.time && seen(site, done.row, lanes, done.time)) {

@@ -88,7 +88,8 @@ uint32_t Watch::find_out_of_bounds(const Scene& scene, const Actor& actor, const
       if (block && address >= kReservedShared && address + access.bytes <= block->shared_end) continue;
     }
     bad |= 1u << lane;
-    report_bounds(actor, lane, verb(access), access.memory, address, access.bytes, access.writes);
+    const int32_t cta = access.cta ? access.cta[lane] : actor.cta;
+    report_bounds(actor, lane, verb(access), {access.memory, cta, address, access.bytes, 1}, access.writes);
   }
   return bad;
 }
@@ -192,7 +193,7 @@ uint32_t Watch::thread_site(const Scene& scene, const Actor& actor, uint32_t lan
   return site;
 }
 
-uint32_t Watch::add_site(Cluster& cluster, const Site& like, bool global) {
+uint32_t Watch::add_site(CheckedCluster& cluster, const Site& like, bool global) {
   if (global) return global_.add_site(like);
   cluster.async_in_shared |= like.kind == SiteKind::async;
   const uint32_t site = cluster.sites.add();

@@ -17,7 +17,7 @@ bool releases(Order order) { return order == Order::release || order == Order::a
 
 // The lanes of a warp execute an .aligned instruction together.
 void Watch::order_lanes(const Scene& scene, const Actor& actor) {
-  using Lanes = Cluster::Lanes;
+  using Lanes = CheckedCluster::Lanes;
   const auto instruction = static_cast<size_t>(actor.instruction);
   std::vector<Lanes>& known = scene.cluster.lanes_of;
   if (instruction >= known.size()) known.resize(std::max(instruction + 1, 2 * known.size()));
@@ -40,13 +40,13 @@ void Watch::warp_syncs(const Actor& actor) { enter(actor).warp.sync(actor.lanes)
 
 void Watch::named_arrives(const Actor& actor, uint32_t id) {
   const Scene scene = enter(actor);
-  NamedBarrier& barrier = scene.block.named.at(id);
+  CheckedNamedBarrier& barrier = scene.block.named.at(id);
   barrier.arrived.join(scene.warp.release(actor.lanes));
   barrier.generation_of.at(static_cast<size_t>(actor.warp)) = barrier.generation;
 }
 
 void Watch::named_completes(int32_t cta, uint32_t id) {
-  NamedBarrier& barrier = cluster_of(cta).find(cta)->named.at(id);
+  CheckedNamedBarrier& barrier = cluster_of(cta).find(cta)->named.at(id);
   barrier.complete[static_cast<size_t>(barrier.generation) % barrier.complete.size()] = barrier.arrived;
   barrier.arrived = {};
   ++barrier.generation;
@@ -54,7 +54,7 @@ void Watch::named_completes(int32_t cta, uint32_t id) {
 
 void Watch::named_passes(const Actor& actor, uint32_t id) {
   const Scene scene = enter(actor);
-  const NamedBarrier& barrier = scene.block.named.at(id);
+  const CheckedNamedBarrier& barrier = scene.block.named.at(id);
   const auto generation = static_cast<size_t>(barrier.generation_of.at(static_cast<size_t>(actor.warp)));
   passes(scene, actor, barrier.complete[generation % barrier.complete.size()], Order::acquire);
 }
@@ -76,7 +76,7 @@ void Watch::cluster_passes(const Actor& actor) {
   learn_begun(scene, actor);
 }
 
-Mbarrier* Watch::find(Cluster& cluster, BarrierId id) {
+CheckedMbarrier* Watch::find(CheckedCluster& cluster, BarrierId id) {
   const auto found = cluster.mbarriers.find(key_of(id));
   return found == cluster.mbarriers.end() || !found->second.alive ? nullptr : &found->second;
 }
@@ -98,14 +98,14 @@ void Watch::use_barrier(const Scene& scene, const Actor& actor, BarrierId id, bo
     block->shared.touch(id.address, sizeof(uint64_t), access, [&](uint64_t page) { access.page = page; });
     if (!access.conflicts.empty())
       report(party_of(actor, alone ? first_of(by) : -1, does), access, Memory::shared, scene.cluster.sites);
-    if (Mbarrier* const barrier = find(scene.cluster, id); barrier && writes) barrier->init = access.epoch;
+    if (CheckedMbarrier* const barrier = find(scene.cluster, id); barrier && writes) barrier->init = access.epoch;
   });
 }
 
 void Watch::mbarrier_inits(const Actor& actor, BarrierId id, uint32_t count) {
   const Scene scene = enter(actor);
-  Mbarrier& barrier = scene.cluster.mbarriers[key_of(id)];
-  Cluster& cluster = scene.cluster;
+  CheckedMbarrier& barrier = scene.cluster.mbarriers[key_of(id)];
+  CheckedCluster& cluster = scene.cluster;
   if (barrier.row == 0) {
     if (cluster.barriers_in_row == kLanes) {
       cluster.barrier_row = new_row(cluster);
@@ -114,7 +114,7 @@ void Watch::mbarrier_inits(const Actor& actor, BarrierId id, uint32_t count) {
     barrier.row = cluster.barrier_row;
     barrier.lane = static_cast<uint8_t>(cluster.barriers_in_row++);
   }
-  Mbarrier fresh;
+  CheckedMbarrier fresh;
   fresh.row = barrier.row;
   fresh.lane = barrier.lane;
   fresh.phases_before = barrier.phases_before + static_cast<int32_t>(barrier.phase) + 1;
@@ -127,7 +127,7 @@ void Watch::mbarrier_inits(const Actor& actor, BarrierId id, uint32_t count) {
 void Watch::mbarrier_invalidates(const Actor& actor, BarrierId id) {
   const Scene scene = enter(actor);
   use_barrier(scene, actor, id, true, "invalidates the barrier");
-  Mbarrier* const barrier = find(scene.cluster, id);
+  CheckedMbarrier* const barrier = find(scene.cluster, id);
   if (!barrier) return;
   check_commit_to_invalidated(scene, actor, id, *barrier);
   barrier->alive = false;
@@ -137,7 +137,7 @@ void Watch::mbarrier_arrives(const Actor& actor, BarrierId id, uint32_t count, u
   const Scene scene = enter(actor);
   check_begun(scene, actor, id.cta, "arrives at the barrier");
   use_barrier(scene, actor, id, false, count ? "arrives at the barrier" : "expects bytes at the barrier");
-  Mbarrier* const barrier = find(scene.cluster, id);
+  CheckedMbarrier* const barrier = find(scene.cluster, id);
   if (!barrier || count == 0) return;
   if (!releases(order)) {
     barrier->published.join(scene.warp.hand_over(actor.lanes));
@@ -149,11 +149,11 @@ void Watch::mbarrier_arrives(const Actor& actor, BarrierId id, uint32_t count, u
 }
 
 void Watch::mbarrier_completes(BarrierId id, uint64_t phase) {
-  Cluster* const cluster = running_cluster(id.cta);
-  Mbarrier* const barrier = cluster ? find(*cluster, id) : nullptr;
+  CheckedCluster* const cluster = running_cluster(id.cta);
+  CheckedMbarrier* const barrier = cluster ? find(*cluster, id) : nullptr;
   if (!barrier) return;
-  const Token token = barrier->token();
-  raise(&barrier->published.seen, token.row, token.lane, token.time);
+  const ClockEntry entry = barrier->completion_entry();
+  raise(&barrier->published.seen, entry.row, entry.lane, entry.time);
   barrier->complete[phase % 2] = barrier->published;
   barrier->phase = static_cast<int64_t>(phase) + 1;
 }
@@ -161,13 +161,14 @@ void Watch::mbarrier_completes(BarrierId id, uint64_t phase) {
 void Watch::mbarrier_passes(const Actor& actor, BarrierId id, uint64_t phase, Order order, Scope) {
   const Scene scene = enter(actor);
   use_barrier(scene, actor, id, false, "waits at the barrier");
-  const Mbarrier* const barrier = find(scene.cluster, id);
+  const CheckedMbarrier* const barrier = find(scene.cluster, id);
   if (!barrier || static_cast<int64_t>(phase) >= barrier->phase || static_cast<int64_t>(phase) < 0) return;
   passes(scene, actor, barrier->complete[phase % 2], order);
 }
 
 // An operation that signals a barrier must have seen it initialised.
-void Watch::check_barrier_visible(Cluster& cluster, const Operation& operation, BarrierId id, const Mbarrier& barrier) {
+void Watch::check_barrier_visible(CheckedCluster& cluster, const CheckedOperation& operation, BarrierId id,
+                                  const CheckedMbarrier& barrier) {
   if (!barrier.init || !is_proxy(operation.kind)) return;
   const Site& site = cluster.sites[barrier.init.site()];
   const uint32_t lanes = barrier.init.lane() == kTogether ? site.lanes : 1u << barrier.init.lane();
@@ -190,7 +191,7 @@ void Watch::fence(const Actor& actor, Order order, Scope scope) {
   const Scene scene = enter(actor);
   scene.warp.fence(actor.lanes, acquires(order), releases(order), scope >= Scope::gpu);
   if (!source_of(actor.instruction).has("mbarrier_init")) return;
-  Cluster& cluster = scene.cluster;
+  CheckedCluster& cluster = scene.cluster;
   for (auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.init || barrier.fenced) continue;
     const Site& site = cluster.sites[barrier.init.site()];

@@ -10,7 +10,7 @@
 namespace tandem::vgpu {
 
 std::unique_ptr<Checker> Checker::create(const LaunchDescription& launch, const Model& model,
-                                         std::span<const Buffer> buffers, Options options) {
+                                         std::span<const Buffer> buffers, CheckerOptions options) {
   std::vector<Buffer> all(buffers.begin(), buffers.end());
   if (!all.empty()) std::ranges::copy(launch.program->variables(), std::back_inserter(all));
   return std::make_unique<check::Watch>(launch, model, all, options);
@@ -23,12 +23,13 @@ size_t count(gpu::Dim3 size) { return size_t{size.x} * size.y * size.z; }
 
 }  // namespace
 
-Watch::Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers, Options options)
+Watch::Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers,
+             CheckerOptions options)
     : launch_(launch),
       global_(buffers),
       findings_(*launch.program, options.max_findings, options.letter),
       alone_(count(launch.cluster) == count(launch.grid)),
-      clusters_(std::make_unique<std::atomic<Cluster*>[]>(count(launch.grid))) {
+      clusters_(std::make_unique<std::atomic<CheckedCluster*>[]>(count(launch.grid))) {
   check_limits(model);
 }
 
@@ -54,12 +55,12 @@ void Watch::finds(Finding finding) {
 }
 
 void Watch::block_begins(int32_t cta, int32_t cluster, int32_t threads, uint32_t shared_bytes) {
-  Cluster* home = nullptr;
+  CheckedCluster* home = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    std::unique_ptr<Cluster>& found = running_[cluster];
+    std::unique_ptr<CheckedCluster>& found = running_[cluster];
     if (!found) {
-      found = std::make_unique<Cluster>();
+      found = std::make_unique<CheckedCluster>();
       found->id = cluster;
     }
     home = found.get();
@@ -85,7 +86,7 @@ void Watch::block_begins(int32_t cta, int32_t cluster, int32_t threads, uint32_t
 }
 
 Watch::Scene Watch::enter(const Actor& actor) {
-  Cluster& cluster = cluster_of(actor.cta);
+  CheckedCluster& cluster = cluster_of(actor.cta);
   CheckedBlock& block = *cluster.find(actor.cta);
   CheckedWarp& warp = cluster.warps[block.first_warp + static_cast<size_t>(actor.warp)];
   for (const CheckedWarp::Read& read : warp.reads) {
@@ -140,7 +141,7 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
 }
 
 void Watch::block_ends(int32_t cta) {
-  Cluster& cluster = cluster_of(cta);
+  CheckedCluster& cluster = cluster_of(cta);
   CheckedBlock& block = *cluster.find(cta);
   check_left_under_way(cluster, block);
   check_commits_of_peers(cluster, block);
@@ -152,7 +153,7 @@ void Watch::block_ends(int32_t cta) {
 }
 
 // The shared memory ends with the block, so no access to it may be outstanding.
-void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
+void Watch::check_left_under_way(CheckedCluster& cluster, CheckedBlock& block) {
   if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // its own threads alone, and they have exited
   // It is enough that the access has happened, so that a relaxed barrier suffices.
   const auto happened = [&](uint16_t row, uint32_t lanes, int32_t time) {
@@ -162,7 +163,7 @@ void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
     if (site.kind == SiteKind::thread) {
       return site.cta == block.cta || happened(site.row, epoch.lanes(site.lanes), epoch.time());
     }
-    const Token done = site.done.load(std::memory_order_relaxed);
+    const ClockEntry done = site.done.load(std::memory_order_relaxed);
     const uint32_t lanes = done.lane == kTogether ? site.lanes : 1u << done.lane;
     return done.time != 0 && happened(done.row, lanes, done.time);
   };

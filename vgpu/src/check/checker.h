@@ -10,16 +10,17 @@
 
 namespace tandem::vgpu {
 
+struct CheckerOptions {
+  size_t max_findings = 20;  // limit for each grade; one for each rule and line
+  bool letter = true;        // false: findings by the letter are dropped
+};
+
 // The checker of one launch.
 class Checker : public Observer {
  public:
-  struct Options {
-    size_t max_findings = 20;  // limit for each grade; one for each rule and line
-    bool letter = true;        // false: findings by the letter are dropped
-  };
   // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,
-                                         std::span<const Buffer> buffers, Options options);
+                                         std::span<const Buffer> buffers, CheckerOptions options);
   // Sorted by place in the source; complete once run() has returned.
   virtual std::vector<Finding> findings() const = 0;
 };

@@ -57,7 +57,7 @@ class Pages {
   std::vector<std::unique_ptr<Page>> pages_;
 };
 
-struct NamedBarrier {
+struct CheckedNamedBarrier {
   VectorClock arrived;  // published in the current generation
   int32_t generation = 0;
   std::array<VectorClock, 4> complete;          // the last generations, by number
@@ -69,7 +69,7 @@ struct ClusterBarrier {
   int32_t generation = -1;
 };
 
-struct Mbarrier {
+struct CheckedMbarrier {
   uint16_t row = 0;
   uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
   int32_t phases_before = 0;  // completed in earlier lives of the barrier
@@ -83,27 +83,28 @@ struct Mbarrier {
   int32_t committed = 0;                // phase, over all lives, of a peer's last tcgen05.commit
   Actor committed_by;
   int32_t any_committed = 0;  // phase of the last tcgen05.commit of any block
-  Token commit;               // the entry of that commit in clocks
+  ClockEntry commit;          // the entry of that commit in clocks
   Actor commit_by;
-  Token token() const {
+  ClockEntry completion_entry() const {
     return {row, lane, static_cast<int32_t>(phases_before + phase + 1)};  // identifies the current phase
   }
 };
 
 // An asynchronous operation that may still signal a barrier.
-struct Operation {
+struct CheckedOperation {
   uint64_t id = 0;
   AsyncKind kind = AsyncKind::bulk_load;
   Actor actor;
   VectorClock published;  // published by the issuing threads, for threads that wait
   uint32_t copy = 0;      // the number of a bulk store
-  struct Part {
+  // The site of spans in one block's memory, or in global memory.
+  struct SpanSite {
     int32_t cta = 0;  // owner of the memory, unless it is global
     uint32_t by = 0;  // lanes
     uint32_t site = 0;
     bool global = false, writes = false;
   };
-  std::vector<Part> parts;
+  std::vector<SpanSite> parts;
 };
 
 // A warp's part of a wgmma that the other warps of its warpgroup have not all issued yet.
@@ -112,7 +113,7 @@ struct Quarter {
   LaneGroup share;
 };
 
-struct Allocation {
+struct TmemAllocation {
   uint32_t column = 0, columns = 0;
   Actor by;
 };
@@ -121,16 +122,16 @@ struct CheckedBlock {
   int32_t cta = 0, threads = 0;
   uint32_t shared_end = 0;  // offsets in the shared window end here
   uint16_t first_row = 0;   // row of its first warp in clocks
-  size_t first_warp = 0;    // index into Cluster::warps
+  size_t first_warp = 0;    // index into CheckedCluster::warps
   Pages shared, tensor;
-  std::array<NamedBarrier, 16> named;
+  std::array<CheckedNamedBarrier, 16> named;
   VectorClock at_exit;                       // knowledge of all threads that have exited
   std::vector<std::vector<uint32_t>> local;  // lanes that have written, by warp and byte
-  std::vector<Allocation> columns;           // allocations of tensor memory
+  std::vector<TmemAllocation> columns;       // allocations of tensor memory
 };
 
-struct Cluster {
-  Cluster() : sites(kMaxSites) {}
+struct CheckedCluster {
+  CheckedCluster() : sites(kMaxSites) {}
   static constexpr uint32_t kMaxSites = 1u << 20;
 
   int32_t id = 0;
@@ -147,8 +148,8 @@ struct Cluster {
   PageCache global_pages;
   bool async_in_shared = false;  // an asynchronous operation has touched shared memory
   std::array<ClusterBarrier, 4> barrier;
-  std::unordered_map<uint64_t, Mbarrier> mbarriers;  // by block and offset
-  std::unordered_map<uint64_t, Operation> operations;
+  std::unordered_map<uint64_t, CheckedMbarrier> mbarriers;  // by block and offset
+  std::unordered_map<uint64_t, CheckedOperation> operations;
   std::deque<uint64_t> operation_order, copy_order;                      // the oldest first; copy: by cp.async
   std::unordered_map<uint64_t, std::vector<Quarter>> quarters;           // by operation
   std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // published through atomics

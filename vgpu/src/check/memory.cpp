@@ -52,7 +52,7 @@ std::unique_ptr<Page> GlobalMemory::make_page(uint64_t number) const {
 
 Page& GlobalMemory::Toucher::other_page(uint64_t number) {
   if (lock_.owns_lock()) lock_.unlock();
-  Stripe& stripe = memory_->stripes_[number % kStripes];
+  PageStripe& stripe = memory_->stripes_[number % kStripes];
   lock_ = std::unique_lock(stripe.mutex);
   PageCache::PageEntry& known = cache_->place(number);
   if (known.number != number) {

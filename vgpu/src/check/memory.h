@@ -46,10 +46,10 @@ class GlobalMemory {
   // Sites of all clusters.
   const Sites& sites() const { return sites_; }
   uint32_t add_site(const Site& like);
-  void set_done(uint32_t site, Token token) { sites_[site].done.store(token, std::memory_order_release); }
+  void set_done(uint32_t site, ClockEntry entry) { sites_[site].done.store(entry, std::memory_order_release); }
 
  private:
-  struct Stripe {
+  struct PageStripe {
     std::mutex mutex;
     std::unordered_map<uint64_t, std::unique_ptr<Page>> pages;  // by number: address / kPageBytes
   };
@@ -58,7 +58,7 @@ class GlobalMemory {
   std::unique_ptr<Page> make_page(uint64_t number) const;
 
   std::vector<Buffer> buffers_;  // by address
-  std::array<Stripe, kStripes> stripes_;
+  std::array<PageStripe, kStripes> stripes_;
   std::mutex sites_mutex_;
   Sites sites_;
 };

@@ -41,7 +41,7 @@ bool Watch::async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::sp
   count_operation(scene, actor, kind);
   if (kind == AsyncKind::wgmma && !all_have_issued(scene, actor, id, reads)) return true;
   collect_sites(scene.cluster);
-  Operation operation;
+  CheckedOperation operation;
   operation.id = id;
   operation.kind = kind;
   operation.actor = actor;
@@ -88,11 +88,11 @@ bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, co
   } else if (global_.contains(span.address, span.bytes, writes)) {
     return true;
   }
-  report_bounds(actor, first_of(actor.lanes), verb(kind, writes), span.memory, span.address, span.bytes, writes);
+  report_bounds(actor, first_of(actor.lanes), verb(kind, writes), span, writes);
   return false;
 }
 
-void Watch::touch_spans(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes) {
+void Watch::touch_spans(const Scene& scene, CheckedOperation* operation, std::span<const Span> spans, bool writes) {
   const Actor& actor = operation->actor;
   // Threads that issue together, each for itself.
   const bool per_lane = operation->kind == AsyncKind::cp_async && (actor.lanes & (actor.lanes - 1)) != 0 &&
@@ -113,7 +113,7 @@ void Watch::touch_spans(const Scene& scene, Operation* operation, std::span<cons
 }
 
 // spans: of one memory. by: on behalf of these lanes.
-void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes,
+void Watch::touch_alike(const Scene& scene, CheckedOperation* operation, std::span<const Span> spans, bool writes,
                         uint32_t by) {
   const Memory memory = spans[0].memory;
   const AsyncKind kind = operation->kind;
@@ -155,7 +155,8 @@ bool Watch::all_have_issued(const Scene& scene, const Actor& actor, AsyncId id, 
 }
 
 // warp: of the block; -1: all that issue it.
-void Watch::add_issuers(const Scene& scene, const Operation& operation, int32_t warp, uint32_t by, Access* access) {
+void Watch::add_issuers(const Scene& scene, const CheckedOperation& operation, int32_t warp, uint32_t by,
+                        Access* access) {
   if (operation.kind != AsyncKind::wgmma) {
     access->issued_by(scene.warp, scene.warp.share_of(first_of(by)), by);
     return;
@@ -168,9 +169,9 @@ void Watch::add_issuers(const Scene& scene, const Operation& operation, int32_t 
 
 // One site for each block whose memory the operation touches, because a barrier of that block orders it, and one for
 // global memory.
-uint32_t Watch::site_of(const Scene& scene, Operation* operation, const Span& span, bool writes, uint32_t by) {
+uint32_t Watch::site_of(const Scene& scene, CheckedOperation* operation, const Span& span, bool writes, uint32_t by) {
   const bool global = span.memory == Memory::global;
-  for (const Operation::Part& part : operation->parts)
+  for (const CheckedOperation::SpanSite& part : operation->parts)
     if (part.global == global && part.writes == writes && part.by == by && (global || part.cta == span.cta))
       return part.site;
   const Actor& actor = operation->actor;
@@ -184,16 +185,16 @@ uint32_t Watch::site_of(const Scene& scene, Operation* operation, const Span& sp
   like.kind = SiteKind::async;
   like.async = operation->kind;
   like.copy = operation->copy;
-  like.done.store(token_of(scene, *operation, writes, by));
+  like.done.store(completion_entry(scene, *operation, writes, by));
   const uint32_t site = add_site(scene.cluster, like, global);
   operation->parts.push_back({span.cta, by, site, global, writes});
   return site;
 }
 
-Groups& Watch::groups_of(const Scene& scene, AsyncKind kind) {
-  std::unique_ptr<Groups>& groups = kind == AsyncKind::bulk_store ? scene.warp.bulk : scene.warp.cp_async;
+CheckedGroups& Watch::groups_of(const Scene& scene, AsyncKind kind) {
+  std::unique_ptr<CheckedGroups>& groups = kind == AsyncKind::bulk_store ? scene.warp.bulk : scene.warp.cp_async;
   if (!groups) {
-    groups = std::make_unique<Groups>();
+    groups = std::make_unique<CheckedGroups>();
     groups->reads = new_row(scene.cluster);
     groups->writes = new_row(scene.cluster);
   }
@@ -201,24 +202,24 @@ Groups& Watch::groups_of(const Scene& scene, AsyncKind kind) {
 }
 
 // The clock entry that means that the operation has completed. An operation that signals a barrier has no entry yet.
-Token Watch::token_of(const Scene& scene, const Operation& operation, bool writes, uint32_t by) {
+ClockEntry Watch::completion_entry(const Scene& scene, const CheckedOperation& operation, bool writes, uint32_t by) {
   const AsyncKind kind = operation.kind;
   const Actor& actor = operation.actor;
   const int lane = first_of(by);
   switch (kind) {
     case AsyncKind::bulk_store: {
-      const Groups& groups = groups_of(scene, kind);
+      const CheckedGroups& groups = groups_of(scene, kind);
       return {writes ? groups.writes : groups.reads, static_cast<uint16_t>(lane), groups.committed[lane] + 1};
     }
     case AsyncKind::cp_async: {
-      const Groups& groups = groups_of(scene, kind);
+      const CheckedGroups& groups = groups_of(scene, kind);
       return {groups.writes, kTogether, groups.committed[lane] + 1};
     }
     case AsyncKind::wgmma: {
       const auto [row, entry] = warpgroup_entry(scene, actor.warp);
       return {row, entry, scene.cluster.quarters[operation.id].front().committed + 1};
     }
-    default: return tensor_token(scene, actor, kind);
+    default: return tensor_completion_entry(scene, actor, kind);
   }
 }
 
@@ -227,7 +228,7 @@ std::pair<uint16_t, uint16_t> Watch::warpgroup_entry(const Scene& scene, int32_t
   const auto first = scene.block.first_warp + static_cast<size_t>(warp / kWarpgroup * kWarpgroup);
   CheckedWarp& leader = scene.cluster.warps[first];
   if (leader.wgmma_row == 0) {
-    Cluster& cluster = scene.cluster;
+    CheckedCluster& cluster = scene.cluster;
     if (cluster.warpgroups_in_row == kLanes) {
       cluster.wgmma_row = new_row(cluster);
       cluster.warpgroups_in_row = 0;
@@ -242,28 +243,28 @@ void Watch::count_operation(const Scene& scene, const Actor& actor, AsyncKind ki
   if (kind == AsyncKind::wgmma) {
     scene.warp.wgmma_open = actor.instruction;
   } else if (kind == AsyncKind::bulk_store || kind == AsyncKind::cp_async) {
-    Groups& groups = groups_of(scene, kind);
+    CheckedGroups& groups = groups_of(scene, kind);
     groups.open |= actor.lanes;
     for (uint32_t m = actor.lanes; m; m &= m - 1) groups.last[first_of(m)] = actor.instruction;
   }
 }
 
 void Watch::async_signals(AsyncId id, BarrierId barrier_id, uint32_t) {
-  Cluster* const at = running_cluster(barrier_id.cta);
+  CheckedCluster* const at = running_cluster(barrier_id.cta);
   if (!at) return;
-  Cluster& cluster = *at;
+  CheckedCluster& cluster = *at;
   const auto found = cluster.operations.find(id);
-  Mbarrier* const barrier = find(cluster, barrier_id);
+  CheckedMbarrier* const barrier = find(cluster, barrier_id);
   if (found == cluster.operations.end() || !barrier) return;
-  Operation& operation = found->second;
+  CheckedOperation& operation = found->second;
   check_barrier_visible(cluster, operation, barrier_id, *barrier);
   // The barrier orders writes in its own block and all reads. In a pair of blocks one barrier may order both.
   const bool pairs = source_of(operation.actor.instruction).has("cta_group::2");
-  for (const Operation::Part& part : operation.parts) {
+  for (const CheckedOperation::SpanSite& part : operation.parts) {
     if (part.global) {
-      global_.set_done(part.site, barrier->token());
+      global_.set_done(part.site, barrier->completion_entry());
     } else if (!part.writes || part.cta == barrier_id.cta || (pairs && cluster.are_pair(part.cta, barrier_id.cta))) {
-      cluster.sites[part.site].done.store(barrier->token(), std::memory_order_relaxed);
+      cluster.sites[part.site].done.store(barrier->completion_entry(), std::memory_order_relaxed);
     }
   }
   barrier->published.join(operation.published);
@@ -277,7 +278,7 @@ void Watch::group_commits(const Actor& actor, AsyncKind kind) {
     if (scene.warp.wgmma_open >= 0) scene.warp.wgmma_last = std::exchange(scene.warp.wgmma_open, -1);
     return;
   }
-  Groups& groups = groups_of(scene, kind);
+  CheckedGroups& groups = groups_of(scene, kind);
   groups.open &= ~actor.lanes;
   for (uint32_t m = actor.lanes; m; m &= m - 1) ++groups.committed[first_of(m)];
 }
@@ -293,7 +294,7 @@ void Watch::group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bo
     warp.learn(actor.lanes, row, entry, warp.wgmma_done);
     return;
   }
-  Groups& groups = groups_of(scene, kind);
+  CheckedGroups& groups = groups_of(scene, kind);
   for (uint32_t m = actor.lanes; m; m &= m - 1) {
     const int lane = first_of(m);
     const int32_t done = groups.committed[lane] - left;
@@ -304,7 +305,7 @@ void Watch::group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bo
 }
 
 // Sites of operations that nothing refers to any more make room for new ones.
-void Watch::collect_sites(Cluster& cluster) {
+void Watch::collect_sites(CheckedCluster& cluster) {
   if (cluster.sites.count() < std::max(kManySites, 2 * cluster.sites_kept)) return;
   std::vector<bool> marked(cluster.sites.end());
   const auto mark = [&](Epoch epoch, uint64_t) { marked[epoch.site()] = true; };
@@ -313,7 +314,7 @@ void Watch::collect_sites(Cluster& cluster) {
     block.tensor.for_each(mark);
   }
   for (const auto& [id, operation] : cluster.operations)
-    for (const Operation::Part& part : operation.parts)
+    for (const CheckedOperation::SpanSite& part : operation.parts)
       if (!part.global) marked[part.site] = true;
   for (const auto& [id, barrier] : cluster.mbarriers) mark(barrier.init, 0);
   for (const CheckedWarp& warp : cluster.warps) warp.shared_sites.for_each([&](uint32_t site) { marked[site] = true; });

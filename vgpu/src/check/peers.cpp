@@ -9,7 +9,7 @@
 namespace tandem::vgpu::check {
 
 // Every thread knows that its own block has begun.
-void Watch::begin_block(Cluster& cluster, const CheckedBlock& block) {
+void Watch::begin_block(CheckedCluster& cluster, const CheckedBlock& block) {
   if (cluster.blocks.size() == 1) cluster.begun_row = new_row(cluster);
   const auto lane = static_cast<int>(cluster.blocks.size()) - 1;
   for (size_t w = block.first_warp; w < cluster.warps.size(); ++w)
@@ -57,11 +57,11 @@ void Watch::check_begun(const Scene& scene, const Actor& actor, const LaneAccess
 }
 
 // The tensor core arrives at any time. At a barrier with one arrival it is in the phase after the preceding commit's.
-void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier) {
+void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, CheckedMbarrier* barrier) {
   const int lane = first_of(actor.lanes);
   barrier->commit = {scene.warp.tensor_row, static_cast<uint16_t>(lane), scene.warp.tensor_committed[lane]};
   barrier->commit_by = actor;
-  const int32_t begun = barrier->token().time;
+  const int32_t begun = barrier->completion_entry().time;
   barrier->any_committed = barrier->count == 1 ? std::max(begun, barrier->any_committed + 1) : begun;
   if (id.cta == actor.cta) return;
   barrier->committed = barrier->any_committed;
@@ -69,9 +69,10 @@ void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mb
 }
 
 // An arrival that is late comes to a barrier that is no more.
-void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id, const Mbarrier& barrier) {
+void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id,
+                                        const CheckedMbarrier& barrier) {
   const ClockRef& seen = scene.warp.share_of(first_of(actor.lanes)).known.seen;
-  const Token& commit = barrier.commit;
+  const ClockEntry& commit = barrier.commit;
   if (barrier.any_committed == 0 || knows(seen, barrier.row, 1u << barrier.lane, barrier.any_committed)) return;
   if (!knows(seen, commit.row, 1u << commit.lane, commit.time + 1)) return;  // the machine reports the late arrival
   const Actor& by = barrier.commit_by;
@@ -85,12 +86,12 @@ void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, 
 
 // The arrival must not reach a block that has ended. After a wait for a later commit of the same thread, it cannot on
 // hardware that delivers arrivals in the order of the commits. PTX defines no such order.
-void Watch::check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block) {
+void Watch::check_commits_of_peers(const CheckedCluster& cluster, const CheckedBlock& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;
     if (knows(block.at_exit.seen, barrier.row, 1u << barrier.lane, barrier.committed)) continue;
     const Actor& by = barrier.committed_by;
-    const Token& commit = barrier.commit;
+    const ClockEntry& commit = barrier.commit;
     const bool knows_later = knows(block.at_exit.seen, commit.row, 1u << commit.lane, commit.time + 1);
     const Rule rule = knows_later ? Rule::unwaited_commit : Rule::live_at_exit;
     if (!findings_.counts({rule, by.cta, by.warp, by.instruction})) continue;

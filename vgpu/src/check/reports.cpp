@@ -82,18 +82,17 @@ void Watch::report_uninitialised(const Accessor& party, Memory memory, uint64_t 
   findings_.add(Rule::uninitialised, party, Accessor(), subject_of(memory, address), "nothing has written there yet");
 }
 
-void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
-                          uint64_t bytes, bool writes) {
-  if (!findings_.counts({Rule::out_of_bounds, actor.cta, actor.warp, actor.instruction, -1, address})) return;
-  std::string message = str_cat("the ", bytes, " bytes ");
-  if (memory == Memory::global && writes && global_.contains(address, bytes, false)) {
+void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, const Span& span, bool writes) {
+  if (!findings_.counts({Rule::out_of_bounds, actor.cta, actor.warp, actor.instruction, -1, span.address})) return;
+  std::string message = str_cat("the ", span.bytes, " bytes ");
+  if (span.memory == Memory::global && writes && global_.contains(span.address, span.bytes, false)) {
     message += "belong to a buffer that is only to be read";
-  } else if (memory == Memory::global) {
+  } else if (span.memory == Memory::global) {
     message += "do not lie within one buffer";
   } else {
     message += "do not lie within the block's shared memory";
   }
-  findings_.add(Rule::out_of_bounds, party_of(actor, lane, does), Accessor(), subject_of(memory, address),
+  findings_.add(Rule::out_of_bounds, party_of(actor, lane, does), Accessor(), subject_of(span.memory, span.address),
                 std::move(message));
 }
 

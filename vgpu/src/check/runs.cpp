@@ -6,7 +6,7 @@
 namespace tandem::vgpu::check {
 
 // Every earlier access there happened before this one.
-bool Page::is_behind(const Part& part, Touch& touch) const {
+bool Page::is_behind(const GranulePart& part, Touch& touch) const {
   if (!(part.initialised || touch.writes)) return false;
   const auto behind = [&](Epoch x) { return !x || x == touch.epoch || touch.judge(x) == Touch::Verdict::ordered; };
   if (!behind(part.write)) return false;
@@ -17,10 +17,10 @@ bool Page::is_behind(const Part& part, Touch& touch) const {
 }
 
 // The state of a granule after such an access.
-void Page::record(Part* part, Touch& touch) {
+void Page::record(GranulePart* part, Touch& touch) {
   if (!touch.writes) return add_read(part, touch);
   release_others(part);
-  Part fresh;
+  GranulePart fresh;
   fresh.write = touch.epoch;
   fresh.bytes = part->bytes;
   fresh.initialised = true;
@@ -29,10 +29,10 @@ void Page::record(Part* part, Touch& touch) {
 }
 
 bool Page::touch_run(uint32_t granule, Touch& touch) {
-  State& state = states_[granule];
+  GranuleState& state = states_[granule];
   if (state.let_by && let_by(&state, touch)) return true;
   if (state.kind != Kind::parts && touch_words_by_run(granule, touch)) return true;
-  Part& whole = granules_[granule].whole;
+  GranulePart& whole = granules_[granule].whole;
   last_touch_ = Epoch();
   if (whole.bytes) {
     if (!is_behind(whole, touch)) return false;
@@ -45,7 +45,7 @@ bool Page::touch_run(uint32_t granule, Touch& touch) {
   const Epoch run = touch.epoch;
   const uint32_t step = run.bytes_of_lane();
   const auto each_lane = [&](auto&& f) {
-    for (Part& part : parts) {
+    for (GranulePart& part : parts) {
       const auto byte = static_cast<uint32_t>(std::countr_zero(part.bytes));
       if (byte % step != 0 || part.bytes != ((1u << step) - 1) << byte) return false;
       touch.narrow(run.at(byte));
@@ -53,8 +53,8 @@ bool Page::touch_run(uint32_t granule, Touch& touch) {
     }
     return true;
   };
-  if (!each_lane([&](Part& part) { return is_behind(part, touch); })) return false;
-  each_lane([&](Part& part) { return record(&part, touch), true; });
+  if (!each_lane([&](GranulePart& part) { return is_behind(part, touch); })) return false;
+  each_lane([&](GranulePart& part) { return record(&part, touch), true; });
   join(granule);
   if (!touch.writes) note_crowd(granule);
   return true;
@@ -71,7 +71,7 @@ uint32_t Page::new_several() {
 }
 
 // A granule that was one part so far: into as many as its runs have lanes.
-Page::Parts& Page::split(Part* granule) {
+Page::Parts& Page::split(GranulePart* granule) {
   uint32_t step = kGranule;
   const auto take_step = [&](Epoch x) {
     if (x.is_run()) step = std::min(step, x.bytes_of_lane());
@@ -83,7 +83,7 @@ Page::Parts& Page::split(Part* granule) {
   const uint32_t index = new_several();
   Parts& parts = several_[index];
   for (uint32_t byte = 0; byte < kGranule; byte += step) {
-    Part& part = parts.add(*granule);
+    GranulePart& part = parts.add(*granule);
     if (step == kGranule) break;
     part.bytes = static_cast<uint16_t>(((1u << step) - 1) << byte);
     part.write = part.write.at(byte);
@@ -93,7 +93,7 @@ Page::Parts& Page::split(Part* granule) {
     for (Epoch& x : own_others(&part)->epochs) x = x.at(byte);
   }
   if (step != kGranule) release_others(granule);
-  *granule = Part();
+  *granule = GranulePart();
   granule->bytes = 0;
   granule->others = index;
   return parts;
@@ -101,24 +101,24 @@ Page::Parts& Page::split(Part* granule) {
 
 void Page::join(uint32_t granule) {
   if (states_[granule].kind != Kind::parts) return;
-  Part& whole = granules_[granule].whole;
+  GranulePart& whole = granules_[granule].whole;
   if (whole.bytes) return;
   Parts& parts = several_[whole.others];
   const size_t count = parts.size();
   if (count < 2 || (count & (count - 1)) != 0) return;
   if (parts[0].others != 0) return;
   const auto step = static_cast<uint32_t>(kGranule / count);
-  const auto first = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.bytes & 1; });
+  const auto first = std::find_if(parts.begin(), parts.end(), [](const GranulePart& part) { return part.bytes & 1; });
   // The run that the first part of the granule records.
   const auto run_of = [&](Epoch x) {
     if (!x || x.lane() == kTogether || x.lane() + static_cast<int>(parts.size()) > kLanes) return x;
     return Epoch::run(x.site(), x.time(), x.lane(), step, x.scope(), x.wrote());
   };
-  Part run = *first;
+  GranulePart run = *first;
   run.bytes = 0xffff;
   run.write = run_of(run.write);
   for (Epoch& x : run.since) x = run_of(x);
-  for (const Part& part : parts) {
+  for (const GranulePart& part : parts) {
     const auto byte = static_cast<uint32_t>(std::countr_zero(part.bytes));
     if (byte % step != 0 || part.bytes != ((1u << step) - 1) << byte || part.others != 0 ||
         part.initialised != run.initialised || part.is_wide != run.is_wide || part.write != run.write.at(byte) ||

@@ -13,11 +13,11 @@ void Page::forget(uint32_t begin, uint32_t end) {
   for (uint32_t g = (begin + kGranule - 1) / kGranule; g < end / kGranule; ++g) {
     states_[g].let_by = 0;
     if (states_[g].kind != Kind::parts) leave_words(g);
-    Part& whole = granules_[g].whole;
+    GranulePart& whole = granules_[g].whole;
     if (whole.bytes) {
       whole.initialised = false;
     } else {
-      for (Part& part : several_[whole.others]) part.initialised = false;
+      for (GranulePart& part : several_[whole.others]) part.initialised = false;
     }
   }
 }
@@ -27,12 +27,12 @@ void Page::touch(uint32_t begin, uint32_t end, Touch& touch) {
     const uint32_t at = g * kGranule;
     const uint32_t first = begin > at ? begin - at : 0, last = std::min(kGranule, end - at);
     const auto bytes = static_cast<uint16_t>((1u << last) - (1u << first));
-    State& state = states_[g];
+    GranuleState& state = states_[g];
     if (!state.is_usual() || (touch.is_plain && bytes != 0xffff)) {
       if (state.let_by && let_by(&state, touch)) continue;
       if (touch_words(g, bytes, touch)) continue;
     }
-    Part& granule = granules_[g].whole;
+    GranulePart& granule = granules_[g].whole;
     if (bytes != 0xffff || granule.bytes == 0) {
       last_touch_ = Epoch();
       touch_some(&granule, bytes, touch, at + first);
@@ -53,7 +53,7 @@ void Page::touch(uint32_t begin, uint32_t end, Touch& touch) {
   }
 }
 
-void Page::touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at) {
+void Page::touch_some(GranulePart* granule, uint16_t bytes, Touch& touch, uint32_t at) {
   Parts& parts = granule->bytes ? split(granule) : several_[granule->others];
   for (size_t i = 0, count = parts.size(); i < count; ++i) {
     const auto common = static_cast<uint16_t>(parts[i].bytes & bytes);
@@ -62,7 +62,7 @@ void Page::touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at) 
       apply(&parts[i], touch, at);
       continue;
     }
-    Part part = parts[i];
+    GranulePart part = parts[i];
     parts[i].bytes = static_cast<uint16_t>(parts[i].bytes & ~common);
     part.bytes = common;
     if (part.others) ++others_[part.others].users;
@@ -70,7 +70,7 @@ void Page::touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at) 
     parts.add(part);
   }
   if (bytes != 0xffff) return;
-  for (const Part& part : parts)
+  for (const GranulePart& part : parts)
     if (!part.same_past(parts[0])) return;
   for (size_t i = 1; i < parts.size(); ++i) release_others(&parts[i]);
   const uint32_t index = granule->others;
@@ -80,7 +80,7 @@ void Page::touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at) 
   free_several_.push_back(index);
 }
 
-void Page::apply(Part* part, Touch& touch, uint32_t at) {
+void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
   touch.met_initialised |= part->initialised;
   if (touch.writes && touch.is_wide && part->is_wide) {
     update(part, touch.epoch);
@@ -103,7 +103,7 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
     return;
   }
   // Atomic accesses that nothing orders before an atomic write must still be before later ones that are not atomic.
-  Part fresh;
+  GranulePart fresh;
   fresh.write = touch.epoch;
   fresh.is_wide = touch.is_wide;
   fresh.bytes = part->bytes;
@@ -126,7 +126,7 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
 
 // True if several stores of one constant race, and one of them is ordered before this read: the read returns the
 // constant in any case.
-bool Page::reads_constant(const Part& part, Touch& touch) const {
+bool Page::reads_constant(const GranulePart& part, Touch& touch) const {
   const Others& others = others_[part.others];
   if (!part.since[0].wrote() && !part.since[1].wrote() && !others.wrote) return false;
   bool is_ordered = false;
@@ -159,7 +159,7 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
 
 // Reads that are ordered before this one need not be kept. They are removed when there is no room, and only now and
 // then if there are many.
-void Page::add_read(Part* part, Touch& touch) {
+void Page::add_read(GranulePart* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
     if (x == touch.epoch) return;
@@ -186,7 +186,7 @@ void Page::add_read(Part* part, Touch& touch) {
 
 // Records an atomic update after other atomic updates. It needs no judgement. All of them are kept, and of one thread's
 // updates only the last.
-void Page::update(Part* part, Epoch epoch) {
+void Page::update(GranulePart* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;
   if (!before || before == epoch) return;
@@ -199,7 +199,7 @@ void Page::update(Part* part, Epoch epoch) {
   add_since(part, before);
 }
 
-void Page::add_since(Part* part, Epoch epoch) {
+void Page::add_since(GranulePart* part, Epoch epoch) {
   for (Epoch& x : part->since) {
     if (!x) {
       x = epoch;
@@ -212,7 +212,7 @@ void Page::add_since(Part* part, Epoch epoch) {
   others.wrote |= epoch.wrote();
 }
 
-Page::Others* Page::own_others(Part* part) {
+Page::Others* Page::own_others(GranulePart* part) {
   if (part->others && others_[part->others].users == 1) return &others_[part->others];
   uint32_t index = static_cast<uint32_t>(others_.size());
   if (free_others_.empty()) {
@@ -230,7 +230,7 @@ Page::Others* Page::own_others(Part* part) {
   return &own;
 }
 
-void Page::release_others(Part* part) {
+void Page::release_others(GranulePart* part) {
   if (part->others && --others_[part->others].users == 0) free_others_.push_back(part->others);
   part->others = 0;
 }

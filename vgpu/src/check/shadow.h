@@ -120,7 +120,7 @@ class Page {
   };
 
   // Some bytes of a granule that have the same past.
-  struct Part {
+  struct GranulePart {
     Epoch write;
     Epoch since[2];           // reads since the write, and atomic updates before it
     uint32_t others = 0;      // index, 0: none. In a granule of several parts: of these
@@ -128,23 +128,23 @@ class Page {
     bool initialised = false;
     bool is_wide = true;  // all accesses since the last ordinary write are wide
 
-    bool same_past(const Part& x) const {
+    bool same_past(const GranulePart& x) const {
       return write == x.write && since[0] == x.since[0] && since[1] == x.since[1] && others == x.others &&
              initialised == x.initialised && is_wide == x.is_wide;
     }
   };
-  static_assert(sizeof(Part) == 32);
+  static_assert(sizeof(GranulePart) == 32);
 
   // The last access to each word. Earlier accesses happened before it.
   using Words = std::array<Epoch, kGranule / 4>;
   union Granule {
     Granule() : whole() {}
-    Part whole;
+    GranulePart whole;
     Words words;
   };
   // unwritten_words: no word is initialised, except words whose epoch is a write.
   enum class Kind : uint8_t { parts, words, unwritten_words };
-  struct State {
+  struct GranuleState {
     Kind kind = Kind::parts;
     uint8_t let_by = 0;  // reads still to be let by, of a granule that is crowded
 
@@ -155,14 +155,14 @@ class Page {
   class Parts {
    public:
     size_t size() const { return size_; }
-    Part* begin() { return more_ ? more_.get() : few_; }
-    Part* end() { return begin() + size_; }
-    const Part* begin() const { return more_ ? more_.get() : few_; }
-    const Part* end() const { return begin() + size_; }
-    Part& operator[](size_t i) { return begin()[i]; }
-    Part& add(const Part& part) {
+    GranulePart* begin() { return more_ ? more_.get() : few_; }
+    GranulePart* end() { return begin() + size_; }
+    const GranulePart* begin() const { return more_ ? more_.get() : few_; }
+    const GranulePart* end() const { return begin() + size_; }
+    GranulePart& operator[](size_t i) { return begin()[i]; }
+    GranulePart& add(const GranulePart& part) {
       if (size_ == kFew && !more_) {
-        more_ = std::make_unique<Part[]>(kGranule);
+        more_ = std::make_unique<GranulePart[]>(kGranule);
         std::copy_n(few_, kFew, more_.get());
       }
       return begin()[size_++] = part;
@@ -171,9 +171,9 @@ class Page {
 
    private:
     static constexpr size_t kFew = 4;
-    Part few_[kFew];
+    GranulePart few_[kFew];
     size_t size_ = 0;
-    std::unique_ptr<Part[]> more_;
+    std::unique_ptr<GranulePart[]> more_;
   };
 
   static bool is_by_words(uint16_t bytes) { return (bytes & 0x1111) * 15 == bytes; }
@@ -181,30 +181,30 @@ class Page {
   bool touch_words_by_run(uint32_t granule, Touch& touch);
   void become_whole(uint32_t granule, Touch& touch);
   void leave_words(uint32_t granule);
-  static bool let_by(State* state, Touch& touch);
+  static bool let_by(GranuleState* state, Touch& touch);
   void note_crowd(uint32_t granule);
 
-  void apply(Part* part, Touch& touch, uint32_t at);
+  void apply(GranulePart* part, Touch& touch, uint32_t at);
   static void judge(Epoch x, Touch& touch, uint32_t at);
-  bool reads_constant(const Part& part, Touch& touch) const;
+  bool reads_constant(const GranulePart& part, Touch& touch) const;
   static bool has(const Epochs& epochs, Epoch epoch);
   uint32_t new_several();  // from 1 on
-  Parts& split(Part* granule);
-  bool is_behind(const Part& part, Touch& touch) const;
-  void record(Part* part, Touch& touch);
-  void touch_some(Part* granule, uint16_t bytes, Touch& touch, uint32_t at);
-  void add_since(Part* part, Epoch epoch);
-  void add_read(Part* part, Touch& touch);
-  void update(Part* part, Epoch epoch);
-  void release_others(Part* part);
-  Others* own_others(Part* part);
+  Parts& split(GranulePart* granule);
+  bool is_behind(const GranulePart& part, Touch& touch) const;
+  void record(GranulePart* part, Touch& touch);
+  void touch_some(GranulePart* granule, uint16_t bytes, Touch& touch, uint32_t at);
+  void add_since(GranulePart* part, Epoch epoch);
+  void add_read(GranulePart* part, Touch& touch);
+  void update(GranulePart* part, Epoch epoch);
+  void release_others(GranulePart* part);
+  Others* own_others(GranulePart* part);
 
   static constexpr uint32_t kGranules = kPageBytes / kGranule;
   std::array<Granule, kGranules> granules_;
-  std::array<State, kGranules> states_;
+  std::array<GranuleState, kGranules> states_;
   // Granules that one access touches mostly look alike: what has become of the last one becomes of the next.
   Epoch last_touch_;
-  Part before_, after_;
+  GranulePart before_, after_;
   std::vector<Others> others_;  // [0]: none
   std::vector<uint32_t> free_others_;
   std::vector<Parts> several_;
@@ -232,7 +232,7 @@ void Page::for_each(uint32_t begin, uint32_t end, F&& f) const {
     const uint32_t step = e.is_run() ? e.bytes_of_lane() : kGranule;
     for (uint32_t byte = 0; byte < kGranule; byte += step) f(e.at(byte), at + byte);
   };
-  const auto of_part = [&](const Part& part, uint32_t at) {
+  const auto of_part = [&](const GranulePart& part, uint32_t at) {
     of_epoch(part.write, at);
     for (const Epoch e : part.since) of_epoch(e, at);
     for (const Epoch e : others_[part.others].epochs) of_epoch(e, at);
@@ -244,7 +244,7 @@ void Page::for_each(uint32_t begin, uint32_t end, F&& f) const {
     } else if (granules_[g].whole.bytes) {
       of_part(granules_[g].whole, g * kGranule);
     } else {
-      for (const Part& part : several_[granules_[g].whole.others])
+      for (const GranulePart& part : several_[granules_[g].whole.others])
         of_part(part, g * kGranule + std::countr_zero(part.bytes));
     }
   }

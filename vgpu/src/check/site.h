@@ -17,7 +17,7 @@ namespace tandem::vgpu::check {
 enum class SiteKind : uint8_t { thread, async };
 
 // The clock entry that means that an asynchronous operation has completed. time 0: no entry yet.
-struct Token {
+struct ClockEntry {
   uint16_t row = 0;
   uint16_t lane = 0;  // or kTogether: each of the site's lanes has a group
   int32_t time = 0;
@@ -35,7 +35,7 @@ struct Site {
   AsyncKind async = AsyncKind::bulk_load;
   uint32_t copy = 0;         // the number of a bulk store in the warp, see LastCopy
   bool is_constant = false;  // the instruction always stores the same constant
-  std::atomic<Token> done = Token{};
+  std::atomic<ClockEntry> done = ClockEntry{};
 
   void set(const Site& x) {
     cluster = x.cluster, cta = x.cta, instruction = x.instruction, lanes = x.lanes, warp = x.warp, row = x.row;

@@ -7,7 +7,7 @@ void GlobalSyncs::tell(uint64_t address, const VectorClock& published, int32_t c
   const Told all{export_clock(published.seen, cluster),
                  {export_clock(published.proxied.shared, cluster), export_clock(published.proxied.global, cluster)},
                  export_clock(published.fenced, cluster)};
-  Stripe& stripe = stripes_[address / 4 % stripes_.size()];
+  SyncStripe& stripe = stripes_[address / 4 % stripes_.size()];
   const std::lock_guard lock(stripe.mutex);
   anything_.store(true, std::memory_order_release);
   Told& there = stripe.published[address];
@@ -21,7 +21,7 @@ void GlobalSyncs::learn(uint64_t address, VectorClock* known, int32_t cluster) {
   if (!anything_.load(std::memory_order_acquire)) return;
   Told there;
   {
-    Stripe& stripe = stripes_[address / 4 % stripes_.size()];
+    SyncStripe& stripe = stripes_[address / 4 % stripes_.size()];
     const std::lock_guard lock(stripe.mutex);
     const auto found = stripe.published.find(address);
     if (found == stripe.published.end()) return;

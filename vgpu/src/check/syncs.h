@@ -24,11 +24,11 @@ class GlobalSyncs {
     BySpace<ForeignRef> proxied;
     ForeignRef fenced;
   };
-  struct Stripe {
+  struct SyncStripe {
     std::mutex mutex;
     std::unordered_map<uint64_t, Told> published;
   };
-  std::array<Stripe, 64> stripes_;
+  std::array<SyncStripe, 64> stripes_;
   std::atomic<bool> anything_{false};  // something was published: most kernels never do
 };
 

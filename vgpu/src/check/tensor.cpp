@@ -37,7 +37,7 @@ void Watch::touch_columns(CheckedBlock& block, const Span& span, Access& access)
     block.tensor.touch(shadow_address(span) + uint64_t{c} * kTensorLanes, span.rows, access, enters_page);
 }
 
-Token Watch::tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind) {
+ClockEntry Watch::tensor_completion_entry(const Scene& scene, const Actor& actor, AsyncKind kind) {
   CheckedWarp& warp = scene.warp;
   switch (kind) {
     case AsyncKind::tcgen05_mma:
@@ -72,7 +72,7 @@ void Watch::tcgen05_commits(const Actor& actor, std::span<const BarrierId> barri
     raise(&published.seen, warp.tensor_row, lane, ++warp.tensor_committed[lane]);
   }
   for (const BarrierId id : barriers) {
-    if (Mbarrier* const barrier = find(scene.cluster, id)) {
+    if (CheckedMbarrier* const barrier = find(scene.cluster, id)) {
       barrier->published.join(published);
       note_commit(scene, actor, id, barrier);
     }
@@ -102,7 +102,7 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Ac
   if (past.cta == actor.cta && past.warp == actor.warp) return;
   const CheckedBlock* const block = scene.cluster.find(past.cta);
   const CheckedWarp& other = scene.cluster.warps[block->first_warp + past.warp];
-  const Token done = past.done.load(std::memory_order_relaxed);
+  const ClockEntry done = past.done.load(std::memory_order_relaxed);
   const int32_t group = done.time;
   const bool before = (past.async == AsyncKind::tcgen05_ld && group > other.tensor_fenced_loads) ||
                       (past.async == AsyncKind::tcgen05_st && group > other.tensor_fenced_stores);
@@ -131,7 +131,7 @@ void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
   const Scene scene = enter(actor);
   order_lanes(scene, actor);
   CheckedBlock& block = scene.block;
-  std::erase_if(block.columns, [&](const Allocation& a) { return a.column == column && a.columns == columns; });
+  std::erase_if(block.columns, [&](const TmemAllocation& a) { return a.column == column && a.columns == columns; });
   // Outstanding accesses to the columns conflict with this one.
   scene.warp.for_each_share(actor.lanes, [&](const LaneGroup& share, uint32_t by) {
     Access access(scene.cluster.sites, scene.cluster.id, actor.cta);
@@ -147,7 +147,7 @@ void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
 }
 
 void Watch::check_columns_at_end(const CheckedBlock& block) {
-  for (const Allocation& left : block.columns) {
+  for (const TmemAllocation& left : block.columns) {
     if (!findings_.counts({Rule::tmem_leak, left.by.cta, left.by.warp, left.by.instruction, -1, left.column})) continue;
     findings_.add(Rule::tmem_leak, party_of(left.by, -1, "allocates"), {block.cta, -1, -1, -1, "block ends"},
                   subject_of(Memory::tensor, uint64_t{left.column} * kTensorLanes),

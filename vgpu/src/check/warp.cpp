@@ -22,7 +22,7 @@ void CheckedWarp::raise_own(VectorClock* published, uint32_t of) const {
   raise(&published->proxied.shared, row, of, proxied_.shared);
   raise(&published->proxied.global, row, of, proxied_.global);
   raise(&published->fenced, row, of, fenced_);
-  for (const Groups* groups : {cp_async.get(), bulk.get()}) {
+  for (const CheckedGroups* groups : {cp_async.get(), bulk.get()}) {
     if (!groups) continue;
     raise(&published->seen, groups->reads, of, groups->reads_done);
     raise(&published->seen, groups->writes, of, groups->done);
@@ -152,7 +152,7 @@ bool CheckedWarp::seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uin
   const bool alone = (by & (by - 1)) == 0;
   if (alone && (of_lanes & by)) {
     if (of_row == row) of_lanes &= ~by;
-    for (const Groups* groups : {cp_async.get(), bulk.get()}) {
+    for (const CheckedGroups* groups : {cp_async.get(), bulk.get()}) {
       if (groups && of_row == groups->reads && groups->reads_done[first_of(by)] >= time) of_lanes &= ~by;
       if (groups && of_row == groups->writes && groups->done[first_of(by)] >= time) of_lanes &= ~by;
     }

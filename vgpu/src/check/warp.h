@@ -11,7 +11,7 @@
 namespace tandem::vgpu::check {
 
 // Groups of asynchronous operations: cp.async, or bulk stores. Each thread counts its own.
-struct Groups {
+struct CheckedGroups {
   uint16_t reads = 0, writes = 0;           // clock rows of completed reads and completed writes
   Times committed{}, reads_done{}, done{};  // as the thread itself knows
   uint32_t open = 0;                        // lanes with operations since their last commit
@@ -68,7 +68,7 @@ class CheckedWarp {
   uint32_t lanes = kAllLanes;  // lanes that exist
 
   uint64_t events = 0;  // number of events
-  std::unique_ptr<Groups> cp_async, bulk;
+  std::unique_ptr<CheckedGroups> cp_async, bulk;
   LastCopy last_copy;
   int32_t wgmma_committed = 0, wgmma_done = 0;  // groups
   int32_t wgmma_open = -1, wgmma_last = -1;     // last product since the last commit; before the commit

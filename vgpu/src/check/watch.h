@@ -30,7 +30,7 @@ enum class Pattern : uint8_t {
 
 class Watch : public Checker {
  public:
-  Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers, Options options);
+  Watch(const LaunchDescription& launch, const Model& model, std::span<const Buffer> buffers, CheckerOptions options);
   ~Watch() override;
 
   std::vector<Finding> findings() const override;
@@ -74,29 +74,32 @@ class Watch : public Checker {
  private:
   // The objects that an event concerns.
   struct Scene {
-    Cluster& cluster;
+    CheckedCluster& cluster;
     CheckedBlock& block;
     CheckedWarp& warp;
   };
   // Every event of a warp begins here: what it has read from global memory until now has taken effect.
   Scene enter(const Actor& actor);
   // Null: it has ended. Operations may complete later still.
-  Cluster* running_cluster(int32_t cta) { return clusters_[static_cast<size_t>(cta)].load(std::memory_order_acquire); }
-  Cluster& cluster_of(int32_t cta) { return *running_cluster(cta); }
+  CheckedCluster* running_cluster(int32_t cta) {
+    return clusters_[static_cast<size_t>(cta)].load(std::memory_order_acquire);
+  }
+  CheckedCluster& cluster_of(int32_t cta) { return *running_cluster(cta); }
 
   // blocks.cpp
-  void check_left_under_way(Cluster& cluster, CheckedBlock& block);
+  void check_left_under_way(CheckedCluster& cluster, CheckedBlock& block);
   void check_groups_at_exit(const Scene& scene, const Actor& actor);
 
   // peers.cpp
-  void begin_block(Cluster& cluster, const CheckedBlock& block);
+  void begin_block(CheckedCluster& cluster, const CheckedBlock& block);
   void learn_begun(const Scene& scene, const Actor& actor);
   void check_begun(const Scene& scene, const Actor& actor, int32_t cta, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, std::span<const Span> spans, std::string_view does);
   void check_begun(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
-  static void note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mbarrier* barrier);
-  void check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id, const Mbarrier& barrier);
-  void check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block);
+  static void note_commit(const Scene& scene, const Actor& actor, BarrierId id, CheckedMbarrier* barrier);
+  void check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id,
+                                   const CheckedMbarrier& barrier);
+  void check_commits_of_peers(const CheckedCluster& cluster, const CheckedBlock& block);
 
   // limits.cpp
   void check_limits(const Model& model);
@@ -108,7 +111,7 @@ class Watch : public Checker {
   void access_local(const Scene& scene, const Actor& actor, const LaneAccess& access);
   void atomics(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes);
   uint32_t thread_site(const Scene& scene, const Actor& actor, uint32_t lanes, bool global, bool is_constant = false);
-  uint32_t add_site(Cluster& cluster, const Site& like, bool global);
+  uint32_t add_site(CheckedCluster& cluster, const Site& like, bool global);
 
   // reports.cpp
   Accessor party_of(const Actor& actor, int lane, std::string_view does) const;
@@ -116,36 +119,37 @@ class Watch : public Checker {
   std::string subject_of(Memory memory, uint64_t address) const;
   void report(const Accessor& party, const Access& access, Memory memory, const Sites& sites);
   void report_uninitialised(const Accessor& party, Memory memory, uint64_t address);
-  void report_bounds(const Actor& actor, int lane, std::string_view does, Memory memory, uint64_t address,
-                     uint64_t bytes, bool writes);
+  void report_bounds(const Actor& actor, int lane, std::string_view does, const Span& span, bool writes);
 
   // operations.cpp
   uint32_t number_of_copy(const Scene& scene, const Actor& actor, std::span<const Span> reads,
                           std::span<const Span> writes);
   bool in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, const Span& span, bool writes);
-  void touch_spans(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes);
-  void touch_alike(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes, uint32_t by);
+  void touch_spans(const Scene& scene, CheckedOperation* operation, std::span<const Span> spans, bool writes);
+  void touch_alike(const Scene& scene, CheckedOperation* operation, std::span<const Span> spans, bool writes,
+                   uint32_t by);
   bool all_have_issued(const Scene& scene, const Actor& actor, AsyncId id, std::span<const Span> reads);
-  void add_issuers(const Scene& scene, const Operation& operation, int32_t warp, uint32_t by, Access* access);
-  uint32_t site_of(const Scene& scene, Operation* operation, const Span& span, bool writes, uint32_t by);
-  Groups& groups_of(const Scene& scene, AsyncKind kind);
-  Token token_of(const Scene& scene, const Operation& operation, bool writes, uint32_t by);
+  void add_issuers(const Scene& scene, const CheckedOperation& operation, int32_t warp, uint32_t by, Access* access);
+  uint32_t site_of(const Scene& scene, CheckedOperation* operation, const Span& span, bool writes, uint32_t by);
+  CheckedGroups& groups_of(const Scene& scene, AsyncKind kind);
+  ClockEntry completion_entry(const Scene& scene, const CheckedOperation& operation, bool writes, uint32_t by);
   std::pair<uint16_t, uint16_t> warpgroup_entry(const Scene& scene, int32_t warp);
   void count_operation(const Scene& scene, const Actor& actor, AsyncKind kind);
-  void collect_sites(Cluster& cluster);
-  uint16_t new_row(Cluster& cluster) { return cluster.rows++; }
+  void collect_sites(CheckedCluster& cluster);
+  uint16_t new_row(CheckedCluster& cluster) { return cluster.rows++; }
 
   // tensor.cpp
   static bool in_tensor_memory(const Span& span);
   void touch_columns(CheckedBlock& block, const Span& span, Access& access);
-  Token tensor_token(const Scene& scene, const Actor& actor, AsyncKind kind);
+  ClockEntry tensor_completion_entry(const Scene& scene, const Actor& actor, AsyncKind kind);
   void check_tensor_fences(const Scene& scene, const Actor& actor, const Accessor& party, const Site& past);
   void check_columns_at_end(const CheckedBlock& block);
 
   // barriers.cpp
-  Mbarrier* find(Cluster& cluster, BarrierId barrier);
+  CheckedMbarrier* find(CheckedCluster& cluster, BarrierId barrier);
   void use_barrier(const Scene& scene, const Actor& actor, BarrierId id, bool writes, std::string_view does);
-  void check_barrier_visible(Cluster& cluster, const Operation& operation, BarrierId id, const Mbarrier& barrier);
+  void check_barrier_visible(CheckedCluster& cluster, const CheckedOperation& operation, BarrierId id,
+                             const CheckedMbarrier& barrier);
   void order_lanes(const Scene& scene, const Actor& actor);
   void passes(const Scene& scene, const Actor& actor, const VectorClock& published, Order order);
   const ptx::Instruction& source_of(int32_t instruction) const { return launch_.program->source(instruction); }
@@ -154,10 +158,10 @@ class Watch : public Checker {
   GlobalMemory global_;
   GlobalSyncs syncs_;
   Findings findings_;
-  const bool alone_;                                   // one cluster is the whole grid
-  std::unique_ptr<std::atomic<Cluster*>[]> clusters_;  // by block
-  std::mutex mutex_;                                   // guards the members below
-  std::map<int32_t, std::unique_ptr<Cluster>> running_;
+  const bool alone_;                                          // one cluster is the whole grid
+  std::unique_ptr<std::atomic<CheckedCluster*>[]> clusters_;  // by block
+  std::mutex mutex_;                                          // guards the members below
+  std::map<int32_t, std::unique_ptr<CheckedCluster>> running_;
 };
 
 }  // namespace tandem::vgpu::check

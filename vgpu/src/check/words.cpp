@@ -65,7 +65,7 @@ bool Page::touch_words_by_run(uint32_t granule, Touch& touch) {
 void Page::become_whole(uint32_t granule, Touch& touch) {
   touch.met_initialised |= states_[granule].kind == Kind::words;
   states_[granule].kind = Kind::parts;
-  Part* const whole = std::construct_at(&granules_[granule].whole);
+  GranulePart* const whole = std::construct_at(&granules_[granule].whole);
   (touch.writes ? whole->write : whole->since[0]) = touch.epoch;
   whole->initialised = true;
   whole->is_wide = false;
@@ -75,12 +75,12 @@ void Page::leave_words(uint32_t granule) {
   const Words words = granules_[granule].words;
   const bool initialised = states_[granule].kind == Kind::words;
   states_[granule].kind = Kind::parts;
-  Part* const whole = std::construct_at(&granules_[granule].whole);
+  GranulePart* const whole = std::construct_at(&granules_[granule].whole);
   whole->bytes = 0;
   whole->others = new_several();
   Parts& parts = several_[whole->others];
   for (uint32_t i = 0; i < 4; ++i) {
-    Part& part = parts.add(Part());
+    GranulePart& part = parts.add(GranulePart());
     part.bytes = static_cast<uint16_t>(0xf << 4 * i);
     (words[i].wrote() ? part.write : part.since[0]) = words[i];
     part.initialised = initialised || words[i].wrote();
@@ -89,7 +89,7 @@ void Page::leave_words(uint32_t granule) {
 }
 
 // Lets a read of a crowded granule pass. Every 256th read is examined, because later accesses may be ordered by then.
-bool Page::let_by(State* state, Touch& touch) {
+bool Page::let_by(GranuleState* state, Touch& touch) {
   uint8_t& left = state->let_by;
   if (touch.writes) {
     left = 0;
@@ -102,14 +102,14 @@ bool Page::let_by(State* state, Touch& touch) {
 
 // Marks a granule as crowded after a read, if it has no write and no room for another reader.
 void Page::note_crowd(uint32_t granule) {
-  const auto is_full = [&](const Part& part) {
+  const auto is_full = [&](const GranulePart& part) {
     if (part.others == 0) return false;
     const Others& others = others_[part.others];
     return others.epochs.size() == Others::kMax && !others.wrote && part.initialised && !part.write &&
            !part.since[0].wrote() && !part.since[1].wrote();
   };
-  const Part& whole = granules_[granule].whole;
-  const auto let_many_by = [&](const Part& part) { others_[part.others].untried = Others::kUntried; };
+  const GranulePart& whole = granules_[granule].whole;
+  const auto let_many_by = [&](const GranulePart& part) { others_[part.others].untried = Others::kUntried; };
   if (whole.bytes) {
     if (!is_full(whole)) return;
     let_many_by(whole);

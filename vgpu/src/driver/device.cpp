@@ -64,13 +64,14 @@ int attribute_of(const Model& m, int attribute) {
 }
 
 CUresult with_device(const char* name, CUdevice device, auto&& body) {
-  return serve(name, Needs::device, [&](State& state) { return device == 0 ? body(state) : kInvalidDevice; });
+  return serve(name, Needs::device, [&](DriverState& state) { return device == 0 ? body(state) : kInvalidDevice; });
 }
 
 }  // namespace
 
 TANDEM_DRIVER(cuInit, (unsigned flags)) {
-  return serve("cuInit", Needs::nothing, [&](State& state) { return flags == 0 ? state.initialise() : kInvalidValue; });
+  return serve("cuInit", Needs::nothing,
+               [&](DriverState& state) { return flags == 0 ? state.initialise() : kInvalidValue; });
 }
 
 TANDEM_DRIVER(cuDriverGetVersion, (int* version)) {
@@ -80,7 +81,7 @@ TANDEM_DRIVER(cuDriverGetVersion, (int* version)) {
 }
 
 TANDEM_DRIVER(cuDeviceGetCount, (int* count)) {
-  return serve("cuDeviceGetCount", Needs::device, [&](State&) {
+  return serve("cuDeviceGetCount", Needs::device, [&](DriverState&) {
     if (count == nullptr) return kInvalidValue;
     *count = 1;
     return kSuccess;
@@ -88,7 +89,7 @@ TANDEM_DRIVER(cuDeviceGetCount, (int* count)) {
 }
 
 TANDEM_DRIVER(cuDeviceGet, (CUdevice * device, int ordinal)) {
-  return serve("cuDeviceGet", Needs::device, [&](State&) {
+  return serve("cuDeviceGet", Needs::device, [&](DriverState&) {
     if (device == nullptr) return kInvalidValue;
     if (ordinal != 0) return kInvalidDevice;
     *device = 0;
@@ -97,7 +98,7 @@ TANDEM_DRIVER(cuDeviceGet, (CUdevice * device, int ordinal)) {
 }
 
 TANDEM_DRIVER(cuDeviceGetName, (char* name, int bytes, CUdevice device)) {
-  return with_device("cuDeviceGetName", device, [&](State& state) {
+  return with_device("cuDeviceGetName", device, [&](DriverState& state) {
     if (name == nullptr || bytes <= 0) return kInvalidValue;
     std::snprintf(name, static_cast<size_t>(bytes), "%s", state.model().marketing_name.c_str());
     return kSuccess;
@@ -105,7 +106,7 @@ TANDEM_DRIVER(cuDeviceGetName, (char* name, int bytes, CUdevice device)) {
 }
 
 TANDEM_DRIVER(cuDeviceGetUuid_v2, (unsigned char* uuid, CUdevice device)) {
-  return with_device("cuDeviceGetUuid", device, [&](State& state) {
+  return with_device("cuDeviceGetUuid", device, [&](DriverState& state) {
     if (uuid == nullptr) return kInvalidValue;
     std::memset(uuid, 0, 16);
     std::memcpy(uuid, "vgpu:", 5);
@@ -116,7 +117,7 @@ TANDEM_DRIVER(cuDeviceGetUuid_v2, (unsigned char* uuid, CUdevice device)) {
 TANDEM_DRIVER(cuDeviceGetUuid, (unsigned char* uuid, CUdevice device)) { return cuDeviceGetUuid_v2(uuid, device); }
 
 TANDEM_DRIVER(cuDeviceGetAttribute, (int* value, int attribute, CUdevice device)) {
-  return with_device("cuDeviceGetAttribute", device, [&](State& state) {
+  return with_device("cuDeviceGetAttribute", device, [&](DriverState& state) {
     if (value == nullptr || attribute < 1) return kInvalidValue;
     *value = attribute_of(state.model(), attribute);
     return kSuccess;
@@ -124,7 +125,7 @@ TANDEM_DRIVER(cuDeviceGetAttribute, (int* value, int attribute, CUdevice device)
 }
 
 TANDEM_DRIVER(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
-  return with_device("cuDeviceTotalMem", device, [&](State& state) {
+  return with_device("cuDeviceTotalMem", device, [&](DriverState& state) {
     if (bytes == nullptr) return kInvalidValue;
     *bytes = static_cast<size_t>(state.model().memory_bytes);
     return kSuccess;
@@ -132,7 +133,7 @@ TANDEM_DRIVER(cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device)) {
 }
 
 TANDEM_DRIVER(cuDeviceComputeCapability, (int* major, int* minor, CUdevice device)) {
-  return with_device("cuDeviceComputeCapability", device, [&](State& state) {
+  return with_device("cuDeviceComputeCapability", device, [&](DriverState& state) {
     if (major == nullptr || minor == nullptr) return kInvalidValue;
     *major = state.model().compute_major;
     *minor = state.model().compute_minor;
@@ -141,7 +142,7 @@ TANDEM_DRIVER(cuDeviceComputeCapability, (int* major, int* minor, CUdevice devic
 }
 
 TANDEM_DRIVER(cuDeviceGetPCIBusId, (char* id, int bytes, CUdevice device)) {
-  return with_device("cuDeviceGetPCIBusId", device, [&](State&) {
+  return with_device("cuDeviceGetPCIBusId", device, [&](DriverState&) {
     if (id == nullptr || bytes < 13) return kInvalidValue;
     std::snprintf(id, static_cast<size_t>(bytes), "0000:01:00.0");
     return kSuccess;
@@ -149,13 +150,13 @@ TANDEM_DRIVER(cuDeviceGetPCIBusId, (char* id, int bytes, CUdevice device)) {
 }
 
 TANDEM_DRIVER(cuDeviceCanAccessPeer, (int* can, CUdevice device, CUdevice)) {
-  return with_device("cuDeviceCanAccessPeer", device, [&](State&) { return *can = 0, kSuccess; });
+  return with_device("cuDeviceCanAccessPeer", device, [&](DriverState&) { return *can = 0, kSuccess; });
 }
 
 // ---- contexts ----
 
-TANDEM_DRIVER(cuDevicePrimaryCtxRetain, (Context * *context, CUdevice device)) {
-  return with_device("cuDevicePrimaryCtxRetain", device, [&](State& state) {
+TANDEM_DRIVER(cuDevicePrimaryCtxRetain, (CudaContext * *context, CUdevice device)) {
+  return with_device("cuDevicePrimaryCtxRetain", device, [&](DriverState& state) {
     if (context == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     ++state.primary_users;
@@ -165,7 +166,7 @@ TANDEM_DRIVER(cuDevicePrimaryCtxRetain, (Context * *context, CUdevice device)) {
 }
 
 TANDEM_DRIVER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
-  return with_device("cuDevicePrimaryCtxRelease", device, [&](State& state) {
+  return with_device("cuDevicePrimaryCtxRelease", device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (state.primary_users == 0) return kInvalidContext;
     --state.primary_users;
@@ -174,7 +175,7 @@ TANDEM_DRIVER(cuDevicePrimaryCtxRelease_v2, (CUdevice device)) {
 }
 
 TANDEM_DRIVER(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int* active)) {
-  return with_device("cuDevicePrimaryCtxGetState", device, [&](State& state) {
+  return with_device("cuDevicePrimaryCtxGetState", device, [&](DriverState& state) {
     if (flags == nullptr || active == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     *flags = state.primary.flags;
@@ -185,15 +186,15 @@ TANDEM_DRIVER(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned* flags, int
 
 TANDEM_DRIVER(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags)) {
   return with_device("cuDevicePrimaryCtxSetFlags", device,
-                     [&](State& state) { return state.primary.flags = flags, kSuccess; });
+                     [&](DriverState& state) { return state.primary.flags = flags, kSuccess; });
 }
 
 namespace {
 
-CUresult create_context(Context** context, unsigned flags, CUdevice device) {
-  return with_device("cuCtxCreate", device, [&](State& state) {
+CUresult create_context(CudaContext** context, unsigned flags, CUdevice device) {
+  return with_device("cuCtxCreate", device, [&](DriverState& state) {
     if (context == nullptr) return kInvalidValue;
-    auto* const made = new Context{flags};
+    auto* const made = new CudaContext{flags};
     const std::lock_guard lock(state.mutex);
     state.contexts.insert(made);
     context_stack().push_back(made);
@@ -204,18 +205,18 @@ CUresult create_context(Context** context, unsigned flags, CUdevice device) {
 
 }  // namespace
 
-TANDEM_DRIVER(cuCtxCreate_v2, (Context * *context, unsigned flags, CUdevice device)) {
+TANDEM_DRIVER(cuCtxCreate_v2, (CudaContext * *context, unsigned flags, CUdevice device)) {
   return create_context(context, flags, device);
 }
-TANDEM_DRIVER(cuCtxCreate_v3, (Context * *context, void*, int, unsigned flags, CUdevice device)) {
+TANDEM_DRIVER(cuCtxCreate_v3, (CudaContext * *context, void*, int, unsigned flags, CUdevice device)) {
   return create_context(context, flags, device);
 }
-TANDEM_DRIVER(cuCtxCreate_v4, (Context * *context, void*, unsigned flags, CUdevice device)) {
+TANDEM_DRIVER(cuCtxCreate_v4, (CudaContext * *context, void*, unsigned flags, CUdevice device)) {
   return create_context(context, flags, device);
 }
 
-TANDEM_DRIVER(cuCtxDestroy_v2, (Context * context)) {
-  return serve("cuCtxDestroy", Needs::device, [&](State& state) {
+TANDEM_DRIVER(cuCtxDestroy_v2, (CudaContext * context)) {
+  return serve("cuCtxDestroy", Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (state.contexts.erase(context) == 0) return kInvalidContext;
     std::erase(context_stack(), context);
@@ -224,8 +225,8 @@ TANDEM_DRIVER(cuCtxDestroy_v2, (Context * context)) {
   });
 }
 
-TANDEM_DRIVER(cuCtxPushCurrent_v2, (Context * context)) {
-  return serve("cuCtxPushCurrent", Needs::device, [&](State& state) {
+TANDEM_DRIVER(cuCtxPushCurrent_v2, (CudaContext * context)) {
+  return serve("cuCtxPushCurrent", Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.holds(context)) return kInvalidContext;
     context_stack().push_back(context);
@@ -233,8 +234,8 @@ TANDEM_DRIVER(cuCtxPushCurrent_v2, (Context * context)) {
   });
 }
 
-TANDEM_DRIVER(cuCtxPopCurrent_v2, (Context * *context)) {
-  return serve("cuCtxPopCurrent", Needs::device, [&](State&) {
+TANDEM_DRIVER(cuCtxPopCurrent_v2, (CudaContext * *context)) {
+  return serve("cuCtxPopCurrent", Needs::device, [&](DriverState&) {
     if (context_stack().empty()) return kInvalidContext;
     if (context != nullptr) *context = context_stack().back();
     context_stack().pop_back();
@@ -242,8 +243,8 @@ TANDEM_DRIVER(cuCtxPopCurrent_v2, (Context * *context)) {
   });
 }
 
-TANDEM_DRIVER(cuCtxSetCurrent, (Context * context)) {
-  return serve("cuCtxSetCurrent", Needs::device, [&](State& state) {
+TANDEM_DRIVER(cuCtxSetCurrent, (CudaContext * context)) {
+  return serve("cuCtxSetCurrent", Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (context != nullptr && !state.holds(context)) return kInvalidContext;
     if (!context_stack().empty()) context_stack().pop_back();
@@ -252,8 +253,8 @@ TANDEM_DRIVER(cuCtxSetCurrent, (Context * context)) {
   });
 }
 
-TANDEM_DRIVER(cuCtxGetCurrent, (Context * *context)) {
-  return serve("cuCtxGetCurrent", Needs::device, [&](State&) {
+TANDEM_DRIVER(cuCtxGetCurrent, (CudaContext * *context)) {
+  return serve("cuCtxGetCurrent", Needs::device, [&](DriverState&) {
     if (context == nullptr) return kInvalidValue;
     *context = current_context();
     return kSuccess;
@@ -261,7 +262,7 @@ TANDEM_DRIVER(cuCtxGetCurrent, (Context * *context)) {
 }
 
 TANDEM_DRIVER(cuCtxGetDevice, (CUdevice * device)) {
-  return serve("cuCtxGetDevice", Needs::context, [&](State&) {
+  return serve("cuCtxGetDevice", Needs::context, [&](DriverState&) {
     if (device == nullptr) return kInvalidValue;
     *device = 0;
     return kSuccess;
@@ -269,27 +270,28 @@ TANDEM_DRIVER(cuCtxGetDevice, (CUdevice * device)) {
 }
 
 TANDEM_DRIVER(cuCtxGetFlags, (unsigned* flags)) {
-  return serve("cuCtxGetFlags", Needs::context, [&](State&) { return *flags = current_context()->flags, kSuccess; });
+  return serve("cuCtxGetFlags", Needs::context,
+               [&](DriverState&) { return *flags = current_context()->flags, kSuccess; });
 }
 
-TANDEM_DRIVER(cuCtxGetId, (Context * context, unsigned long long* id)) {
-  return serve("cuCtxGetId", Needs::context, [&](State&) {
+TANDEM_DRIVER(cuCtxGetId, (CudaContext * context, unsigned long long* id)) {
+  return serve("cuCtxGetId", Needs::context, [&](DriverState&) {
     if (id == nullptr) return kInvalidValue;
     *id = reinterpret_cast<uintptr_t>(context != nullptr ? context : current_context());
     return kSuccess;
   });
 }
 
-TANDEM_DRIVER(cuCtxGetApiVersion, (Context*, unsigned* version)) {
-  return serve("cuCtxGetApiVersion", Needs::device, [&](State&) { return *version = 3020, kSuccess; });
+TANDEM_DRIVER(cuCtxGetApiVersion, (CudaContext*, unsigned* version)) {
+  return serve("cuCtxGetApiVersion", Needs::device, [&](DriverState&) { return *version = 3020, kSuccess; });
 }
 
 TANDEM_DRIVER(cuCtxSynchronize, ()) {
-  return serve("cuCtxSynchronize", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuCtxSynchronize", Needs::context, [](DriverState&) { return kSuccess; });
 }
 
 TANDEM_DRIVER(cuCtxGetStreamPriorityRange, (int* least, int* greatest)) {
-  return serve("cuCtxGetStreamPriorityRange", Needs::context, [&](State&) {
+  return serve("cuCtxGetStreamPriorityRange", Needs::context, [&](DriverState&) {
     if (least != nullptr) *least = 0;
     if (greatest != nullptr) *greatest = -5;
     return kSuccess;
@@ -297,26 +299,26 @@ TANDEM_DRIVER(cuCtxGetStreamPriorityRange, (int* least, int* greatest)) {
 }
 
 TANDEM_DRIVER(cuCtxGetLimit, (size_t * value, int limit)) {
-  return serve("cuCtxGetLimit", Needs::context, [&](State&) {
+  return serve("cuCtxGetLimit", Needs::context, [&](DriverState&) {
     if (value == nullptr || limit < 0) return kInvalidValue;
     *value = limit == 0 ? 1024 : 0;  // the stack
     return kSuccess;
   });
 }
 TANDEM_DRIVER(cuCtxSetLimit, (int, size_t)) {
-  return serve("cuCtxSetLimit", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuCtxSetLimit", Needs::context, [](DriverState&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuCtxSetCacheConfig, (int)) {
-  return serve("cuCtxSetCacheConfig", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuCtxSetCacheConfig", Needs::context, [](DriverState&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuCtxGetCacheConfig, (int* config)) {
-  return serve("cuCtxGetCacheConfig", Needs::context, [&](State&) { return *config = 0, kSuccess; });
+  return serve("cuCtxGetCacheConfig", Needs::context, [&](DriverState&) { return *config = 0, kSuccess; });
 }
 TANDEM_DRIVER(cuProfilerStart, ()) {
-  return serve("cuProfilerStart", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuProfilerStart", Needs::context, [](DriverState&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuProfilerStop, ()) {
-  return serve("cuProfilerStop", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuProfilerStop", Needs::context, [](DriverState&) { return kSuccess; });
 }
 
 }  // namespace tandem::vgpu::driver

@@ -41,7 +41,7 @@ Graphs& all() {
 
 template <class Body>
 CUresult with_graph(const char* name, const Graph* graph, Body&& body) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     const auto found = all().graphs.find(graph);
     return found == all().graphs.end() ? kInvalidValue : body(*found->second);
@@ -93,7 +93,7 @@ CUresult add_node(const char* name, GraphNode** made, Graph* graph, const GraphN
 
 // CUDA_KERNEL_NODE_PARAMS and cudaKernelNodeParams, as far as they are alike.
 struct KernelNode {
-  Function* function;
+  CudaFunction* function;
   unsigned grid[3], block[3], shared_bytes;
   void **parameters, **extra;
 };
@@ -101,7 +101,7 @@ static_assert(sizeof(KernelNode) == 56 && offsetof(KernelNode, parameters) == 40
 
 // The parameters may change after the call, so the node keeps their values.
 CUresult make_launch(const char* name, const KernelNode* how, Work* work) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (how == nullptr) return kInvalidValue;
     if (how->extra != nullptr)
       return refuse(name, kNotSupported, "extra must be null: pass kernelParams, an address for each parameter");
@@ -189,7 +189,7 @@ CUresult instantiate(const char* name, GraphExec** exec, const Graph* graph) {
 
 template <class Body>
 CUresult with_exec(const char* name, const GraphExec* exec, Body&& body) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     std::shared_ptr<GraphExec> found;
     {
       const std::lock_guard lock(state.mutex);
@@ -200,7 +200,7 @@ CUresult with_exec(const char* name, const GraphExec* exec, Body&& body) {
 }
 
 CUresult begin_capture(const char* name, Stream* stream, Graph* graph) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.streams.contains(stream))
       return refuse(name, kStreamCaptureUnsupported,
@@ -222,7 +222,7 @@ CUresult begin_capture(const char* name, Stream* stream, Graph* graph) {
 }  // namespace
 
 bool is_capturing(void* stream) {
-  State& state = State::get();
+  DriverState& state = DriverState::get();
   const std::lock_guard lock(state.mutex);
   const auto* const known = static_cast<const Stream*>(stream);
   return state.streams.contains(known) && known->capture != nullptr;
@@ -230,7 +230,7 @@ bool is_capturing(void* stream) {
 
 CUresult submit(const char* name, void* stream, GraphNode::Type type, Work work) {
   if (!is_capturing(stream)) return work();
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     std::vector<std::unique_ptr<GraphNode>>& nodes = static_cast<Stream*>(stream)->capture->graph->nodes;
     auto node = std::make_unique<GraphNode>();
@@ -252,7 +252,7 @@ TANDEM_DRIVER(cuStreamBeginCaptureToGraph, (Stream * stream, Graph* graph, void*
   return graph == nullptr ? kInvalidValue : begin_capture("cuStreamBeginCaptureToGraph", stream, graph);
 }
 TANDEM_DRIVER(cuStreamEndCapture, (Stream * stream, Graph** graph)) {
-  return serve("cuStreamEndCapture", Needs::context, [&](State& state) {
+  return serve("cuStreamEndCapture", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.streams.contains(stream) || graph == nullptr) return kInvalidValue;
     const std::shared_ptr<Capture> capture = stream->capture;
@@ -270,7 +270,7 @@ TANDEM_DRIVER(cuStreamEndCapture, (Stream * stream, Graph** graph)) {
 // ---- graphs and their nodes ----
 
 TANDEM_DRIVER(cuGraphCreate, (Graph * *graph, unsigned flags)) {
-  return serve("cuGraphCreate", Needs::context, [&](State& state) {
+  return serve("cuGraphCreate", Needs::context, [&](DriverState& state) {
     if (graph == nullptr || flags != 0) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     auto made = std::make_shared<Graph>();
@@ -333,7 +333,7 @@ TANDEM_DRIVER(cuGraphGetNodes, (Graph * graph, GraphNode** nodes, size_t* count)
   });
 }
 TANDEM_DRIVER(cuGraphNodeGetType, (const GraphNode* node, int* type)) {
-  return serve("cuGraphNodeGetType", Needs::context, [&](State& state) {
+  return serve("cuGraphNodeGetType", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     for (const auto& [graph, owner] : all().graphs) {
       if (!owns(*graph, node) || type == nullptr) continue;
@@ -356,16 +356,16 @@ TANDEM_DRIVER(cuGraphInstantiateWithParams, (GraphExec * *exec, const Graph* gra
   return instantiate("cuGraphInstantiateWithParams", exec, graph);
 }
 TANDEM_DRIVER(cuGraphExecDestroy, (GraphExec * exec)) {
-  return with_exec("cuGraphExecDestroy", exec, [&](State& state, const auto&) {
+  return with_exec("cuGraphExecDestroy", exec, [&](DriverState& state, const auto&) {
     const std::lock_guard lock(state.mutex);
     return all().execs.erase(exec), kSuccess;
   });
 }
 TANDEM_DRIVER(cuGraphUpload, (GraphExec * exec, void*)) {
-  return with_exec("cuGraphUpload", exec, [](State&, const auto&) { return kSuccess; });
+  return with_exec("cuGraphUpload", exec, [](DriverState&, const auto&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuGraphLaunch, (GraphExec * exec, void* stream)) {
-  return with_exec("cuGraphLaunch", exec, [&](State&, const std::shared_ptr<GraphExec>& found) {
+  return with_exec("cuGraphLaunch", exec, [&](DriverState&, const std::shared_ptr<GraphExec>& found) {
     return submit("cuGraphLaunch", stream, GraphNode::child, [found] { return execute(found->steps); });
   });
 }
@@ -373,7 +373,7 @@ TANDEM_DRIVER(cuGraphExecKernelNodeSetParams_v2, (GraphExec * exec, const GraphN
   Work work;
   const CUresult result = make_launch("cuGraphExecKernelNodeSetParams", how, &work);
   if (result != kSuccess) return result;
-  return with_exec("cuGraphExecKernelNodeSetParams", exec, [&](State& state, const auto& found) {
+  return with_exec("cuGraphExecKernelNodeSetParams", exec, [&](DriverState& state, const auto& found) {
     const std::lock_guard lock(state.mutex);
     for (GraphExec::Step& step : found->steps) {
       if (step.node != node) continue;
@@ -385,7 +385,7 @@ TANDEM_DRIVER(cuGraphExecKernelNodeSetParams_v2, (GraphExec * exec, const GraphN
 }
 // result: cudaGraphExecUpdateResult, and the nodes of an error. A graph with other nodes is no update.
 TANDEM_DRIVER(cuGraphExecUpdate_v2, (GraphExec * exec, const Graph* graph, int* result)) {
-  return with_exec("cuGraphExecUpdate", exec, [&](State&, const auto& found) {
+  return with_exec("cuGraphExecUpdate", exec, [&](DriverState&, const auto& found) {
     return with_graph("cuGraphExecUpdate", graph, [&](Graph& from) {
       constexpr int kUpdated = 0, kTopologyChanged = 2;
       constexpr auto kUpdateFailed = static_cast<CUresult>(910);

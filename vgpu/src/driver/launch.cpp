@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kPortableCluster = 8;
 
-int arch_of(const State& state) { return 10 * state.model().compute_major + state.model().compute_minor; }
+int arch_of(const DriverState& state) { return 10 * state.model().compute_major + state.model().compute_minor; }
 
-CUresult read_attribute(State& state, int* value, int attribute, const Function& function) {
+CUresult read_attribute(DriverState& state, int* value, int attribute, const CudaFunction& function) {
   const gpu::KernelAttributes& known = function.attributes;
   switch (attribute) {
     case kMaxThreadsPerBlock: *value = known.max_threads; break;
@@ -38,7 +38,7 @@ CUresult read_attribute(State& state, int* value, int attribute, const Function&
   return kSuccess;
 }
 
-CUresult set_attribute(State& state, Function* function, int attribute, int value) {
+CUresult set_attribute(DriverState& state, CudaFunction* function, int attribute, int value) {
   switch (attribute) {
     case kMaxDynamicSharedSizeBytes:
       if (value < 0 || value > state.model().shared_bytes_per_block - function->attributes.static_smem_bytes)
@@ -59,23 +59,23 @@ CUresult set_attribute(State& state, Function* function, int attribute, int valu
   return kSuccess;
 }
 
-CUresult get(const char* name, int* value, int attribute, Function* function) {
-  return serve(name, Needs::context, [&](State& state) {
+CUresult get(const char* name, int* value, int attribute, CudaFunction* function) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (value == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     return state.functions.contains(function) ? read_attribute(state, value, attribute, *function) : kInvalidHandle;
   });
 }
 
-CUresult set(const char* name, int attribute, int value, Function* function) {
-  return serve(name, Needs::context, [&](State& state) {
+CUresult set(const char* name, int attribute, int value, CudaFunction* function) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     return state.functions.contains(function) ? set_attribute(state, function, attribute, value) : kInvalidHandle;
   });
 }
 
 // The number of blocks of this size that an SM holds at once.
-int blocks_per_sm(const Model& model, const Function& function, int threads, size_t dynamic_bytes) {
+int blocks_per_sm(const Model& model, const CudaFunction& function, int threads, size_t dynamic_bytes) {
   const int warps = (threads + 31) / 32;
   const auto shared = dynamic_bytes + static_cast<size_t>(function.attributes.static_smem_bytes) + kReservedSharedBytes;
   if (threads < 1 || threads > function.attributes.max_threads ||
@@ -121,7 +121,7 @@ CUresult take_attributes(const char* name, Wanted* wanted) {
   return kSuccess;
 }
 
-CUresult check_cluster(const char* name, const Function& function, Wanted* wanted) {
+CUresult check_cluster(const char* name, const CudaFunction& function, Wanted* wanted) {
   gpu::Dim3& cluster = wanted->cluster;
   const int32_t* const required = function.cluster;
   if (cluster.x * cluster.y * cluster.z <= 1 && required[0] > 0)
@@ -140,7 +140,7 @@ CUresult check_cluster(const char* name, const Function& function, Wanted* wante
   return kSuccess;
 }
 
-CUresult check_launch(const char* name, const State& state, const Function& function, const Wanted& wanted) {
+CUresult check_launch(const char* name, const DriverState& state, const CudaFunction& function, const Wanted& wanted) {
   const LaunchConfig& c = wanted.config;
   const uint64_t threads = uint64_t{c.block_x} * c.block_y * c.block_z;
   if (c.grid_x == 0 || c.grid_y == 0 || c.grid_z == 0 || threads == 0 || c.grid_y > 65535 || c.grid_z > 65535 ||
@@ -167,7 +167,7 @@ CUresult check_launch(const char* name, const State& state, const Function& func
 }
 
 // Addresses of parameters: as given, or in the block that `extra` names. False: it is neither.
-bool take_parameters(const Function& function, void** parameters, void** extra, std::vector<void*>* args) {
+bool take_parameters(const CudaFunction& function, void** parameters, void** extra, std::vector<void*>* args) {
   const Program& program = function.program();
   const size_t count = program.function().parameters.size();
   if (parameters != nullptr) {
@@ -183,10 +183,10 @@ bool take_parameters(const Function& function, void** parameters, void** extra, 
 }
 
 // A captured launch keeps the values of its parameters, and is executed without a stream.
-Work replay_of(const char* name, Wanted wanted, Function* function, void* const* parameters);
+Work replay_of(const char* name, Wanted wanted, CudaFunction* function, void* const* parameters);
 
-CUresult launch(const char* name, const Wanted& asked, Function* function, void** parameters, void** extra) {
-  return serve(name, Needs::context, [&](State& state) {
+CUresult launch(const char* name, const Wanted& asked, CudaFunction* function, void** parameters, void** extra) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     Wanted wanted = asked;
     gpu::Launch launch;
     std::vector<void*> args;
@@ -222,7 +222,7 @@ CUresult launch(const char* name, const Wanted& asked, Function* function, void*
   });
 }
 
-Work replay_of(const char* name, Wanted wanted, Function* function, void* const* parameters) {
+Work replay_of(const char* name, Wanted wanted, CudaFunction* function, void* const* parameters) {
   wanted.config.attributes = nullptr;
   wanted.config.attribute_count = 0;
   wanted.config.stream = nullptr;
@@ -232,8 +232,8 @@ Work replay_of(const char* name, Wanted wanted, Function* function, void* const*
   };
 }
 
-CUresult occupancy(const char* name, int* blocks, Function* function, int threads, size_t dynamic_bytes) {
-  return serve(name, Needs::context, [&](State& state) {
+CUresult occupancy(const char* name, int* blocks, CudaFunction* function, int threads, size_t dynamic_bytes) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (blocks == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     if (!state.functions.contains(function)) return kInvalidHandle;
@@ -244,9 +244,9 @@ CUresult occupancy(const char* name, int* blocks, Function* function, int thread
 
 using BytesOfBlock = size_t(int threads);
 
-CUresult best_block(const char* name, int* grid, int* block, Function* function, BytesOfBlock* bytes_of,
+CUresult best_block(const char* name, int* grid, int* block, CudaFunction* function, BytesOfBlock* bytes_of,
                     size_t dynamic_bytes, int most) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (grid == nullptr || block == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     if (!state.functions.contains(function)) return kInvalidHandle;
@@ -283,27 +283,27 @@ std::vector<void*> addresses_of(const Program& program, ParameterBlock& block) {
   return addresses;
 }
 
-TANDEM_DRIVER(cuFuncGetAttribute, (int* value, int attribute, Function* function)) {
+TANDEM_DRIVER(cuFuncGetAttribute, (int* value, int attribute, CudaFunction* function)) {
   return get("cuFuncGetAttribute", value, attribute, function);
 }
-TANDEM_DRIVER(cuFuncSetAttribute, (Function * function, int attribute, int value)) {
+TANDEM_DRIVER(cuFuncSetAttribute, (CudaFunction * function, int attribute, int value)) {
   return set("cuFuncSetAttribute", attribute, value, function);
 }
-TANDEM_DRIVER(cuKernelGetAttribute, (int* value, int attribute, Function* kernel, CUdevice)) {
+TANDEM_DRIVER(cuKernelGetAttribute, (int* value, int attribute, CudaFunction* kernel, CUdevice)) {
   return get("cuKernelGetAttribute", value, attribute, kernel);
 }
-TANDEM_DRIVER(cuKernelSetAttribute, (int attribute, int value, Function* kernel, CUdevice)) {
+TANDEM_DRIVER(cuKernelSetAttribute, (int attribute, int value, CudaFunction* kernel, CUdevice)) {
   return set("cuKernelSetAttribute", attribute, value, kernel);
 }
-TANDEM_DRIVER(cuFuncSetCacheConfig, (Function*, int)) {
-  return serve("cuFuncSetCacheConfig", Needs::context, [](State&) { return kSuccess; });
+TANDEM_DRIVER(cuFuncSetCacheConfig, (CudaFunction*, int)) {
+  return serve("cuFuncSetCacheConfig", Needs::context, [](DriverState&) { return kSuccess; });
 }
-TANDEM_DRIVER(cuKernelSetCacheConfig, (Function*, int, CUdevice)) {
-  return serve("cuKernelSetCacheConfig", Needs::context, [](State&) { return kSuccess; });
+TANDEM_DRIVER(cuKernelSetCacheConfig, (CudaFunction*, int, CUdevice)) {
+  return serve("cuKernelSetCacheConfig", Needs::context, [](DriverState&) { return kSuccess; });
 }
 
-TANDEM_DRIVER(cuFuncGetParamInfo, (Function * function, size_t index, size_t* offset, size_t* bytes)) {
-  return serve("cuFuncGetParamInfo", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuFuncGetParamInfo, (CudaFunction * function, size_t index, size_t* offset, size_t* bytes)) {
+  return serve("cuFuncGetParamInfo", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (offset == nullptr || !state.functions.contains(function)) return kInvalidValue;
     const ptx::Function& known = function->program().function();
@@ -314,37 +314,37 @@ TANDEM_DRIVER(cuFuncGetParamInfo, (Function * function, size_t index, size_t* of
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuKernelGetParamInfo, (Function * kernel, size_t index, size_t* offset, size_t* bytes)) {
+TANDEM_DRIVER(cuKernelGetParamInfo, (CudaFunction * kernel, size_t index, size_t* offset, size_t* bytes)) {
   return cuFuncGetParamInfo(kernel, index, offset, bytes);
 }
 
 TANDEM_DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor,
-              (int* blocks, Function* function, int threads, size_t dynamic_bytes)) {
+              (int* blocks, CudaFunction* function, int threads, size_t dynamic_bytes)) {
   return occupancy("cuOccupancyMaxActiveBlocksPerMultiprocessor", blocks, function, threads, dynamic_bytes);
 }
 TANDEM_DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
-              (int* blocks, Function* function, int threads, size_t dynamic_bytes, unsigned)) {
+              (int* blocks, CudaFunction* function, int threads, size_t dynamic_bytes, unsigned)) {
   return occupancy("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", blocks, function, threads, dynamic_bytes);
 }
 TANDEM_DRIVER(cuOccupancyMaxPotentialBlockSize,
-              (int* grid, int* block, Function* function, BytesOfBlock* bytes_of, size_t dynamic_bytes, int most)) {
+              (int* grid, int* block, CudaFunction* function, BytesOfBlock* bytes_of, size_t dynamic_bytes, int most)) {
   return best_block("cuOccupancyMaxPotentialBlockSize", grid, block, function, bytes_of, dynamic_bytes, most);
 }
 TANDEM_DRIVER(cuOccupancyMaxPotentialBlockSizeWithFlags,
-              (int* grid, int* block, Function* function, BytesOfBlock* bytes_of, size_t dynamic_bytes, int most,
+              (int* grid, int* block, CudaFunction* function, BytesOfBlock* bytes_of, size_t dynamic_bytes, int most,
                unsigned)) {
   return best_block("cuOccupancyMaxPotentialBlockSizeWithFlags", grid, block, function, bytes_of, dynamic_bytes, most);
 }
-TANDEM_DRIVER(cuOccupancyMaxPotentialClusterSize, (int* blocks, Function* function, const LaunchConfig*)) {
-  return serve("cuOccupancyMaxPotentialClusterSize", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuOccupancyMaxPotentialClusterSize, (int* blocks, CudaFunction* function, const LaunchConfig*)) {
+  return serve("cuOccupancyMaxPotentialClusterSize", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (blocks == nullptr || !state.functions.contains(function)) return kInvalidValue;
     *blocks = function->non_portable_cluster ? state.model().max_cluster : kPortableCluster;
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuOccupancyMaxActiveClusters, (int* clusters, Function* function, const LaunchConfig* config)) {
-  return serve("cuOccupancyMaxActiveClusters", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuOccupancyMaxActiveClusters, (int* clusters, CudaFunction* function, const LaunchConfig* config)) {
+  return serve("cuOccupancyMaxActiveClusters", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (clusters == nullptr || config == nullptr || !state.functions.contains(function)) return kInvalidValue;
     Wanted wanted{*config, {}, false, false};
@@ -358,24 +358,24 @@ TANDEM_DRIVER(cuOccupancyMaxActiveClusters, (int* clusters, Function* function, 
   });
 }
 
-TANDEM_DRIVER(cuLaunchKernel, (Function * function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                               unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream,
-                               void** parameters, void** extra)) {
+TANDEM_DRIVER(cuLaunchKernel, (CudaFunction * function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                               unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                               void* stream, void** parameters, void** extra)) {
   const LaunchConfig config{grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, nullptr, 0};
   return launch("cuLaunchKernel", {config, {}, false, false}, function, parameters, extra);
 }
-TANDEM_DRIVER(cuLaunchKernelEx, (const LaunchConfig* config, Function* function, void** parameters, void** extra)) {
+TANDEM_DRIVER(cuLaunchKernelEx, (const LaunchConfig* config, CudaFunction* function, void** parameters, void** extra)) {
   if (config == nullptr || (config->attribute_count > 0 && config->attributes == nullptr)) return kInvalidValue;
   return launch("cuLaunchKernelEx", {*config, {}, false, false}, function, parameters, extra);
 }
 TANDEM_DRIVER(cuLaunchCooperativeKernel,
-              (Function * function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+              (CudaFunction * function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** parameters)) {
   const LaunchConfig config{grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, nullptr, 0};
   return launch("cuLaunchCooperativeKernel", {config, {}, true, false}, function, parameters, nullptr);
 }
 TANDEM_DRIVER(cuLaunchHostFunc, (void* stream, void (*function)(void*), void* data)) {
-  return serve("cuLaunchHostFunc", Needs::context, [&](State&) {
+  return serve("cuLaunchHostFunc", Needs::context, [&](DriverState&) {
     if (function == nullptr) return kInvalidValue;
     return submit("cuLaunchHostFunc", stream, GraphNode::host, [=] { return function(data), kSuccess; });
   });
@@ -386,7 +386,7 @@ TANDEM_DRIVER(cuTensorMapEncodeTiled,
                const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int promotion,
                int fill)) {
   constexpr const char* name = "cuTensorMapEncodeTiled";
-  return serve(name, Needs::device, [&](State& state) {
+  return serve(name, Needs::device, [&](DriverState& state) {
     if (map == nullptr || dims == nullptr || box == nullptr || element_strides == nullptr || rank < 1 ||
         rank > gpu::kMaxTensorRank || (rank > 1 && byte_strides == nullptr))
       return refuse(name, kInvalidValue, str_cat("rank (", rank, ") must be 1 to 5, and no array missing"));

@@ -61,8 +61,8 @@ const ErrorName* find(CUresult result) {
 void* symbol(const std::string& name) {
   static void* const self = [] {
     Dl_info info{};
-    return dladdr(reinterpret_cast<void*>(&State::get), &info) ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
-                                                               : nullptr;
+    return dladdr(reinterpret_cast<void*>(&DriverState::get), &info) ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
+                                                                     : nullptr;
   }();
   return self ? dlsym(self, name.c_str()) : nullptr;
 }
@@ -106,7 +106,7 @@ TANDEM_DRIVER(cuGetErrorString, (CUresult result, const char** text)) {
 
 // status: 0 found, 1 there is no such function, 2 it came later than the version.
 TANDEM_DRIVER(cuGetProcAddress_v2, (const char* name, void** function, int version, uint64_t, int* status)) {
-  return serve("cuGetProcAddress", Needs::nothing, [&](State&) {
+  return serve("cuGetProcAddress", Needs::nothing, [&](DriverState&) {
     if (name == nullptr || function == nullptr) return kInvalidValue;
     *function = find_function(name, version);
     if (status != nullptr) *status = *function != nullptr ? 0 : 1;

@@ -14,7 +14,7 @@ void* pointer_of(CUdeviceptr address) { return reinterpret_cast<void*>(address);
 CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 CUresult allocate(const char* name, size_t bytes, Memory::Kind kind, CUdeviceptr* address) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (address == nullptr || bytes == 0) return kInvalidValue;
     void* pointer = nullptr;
     if (!state.device().allocate(bytes, &pointer).ok()) return kOutOfMemory;
@@ -28,7 +28,7 @@ CUresult allocate(const char* name, size_t bytes, Memory::Kind kind, CUdeviceptr
 }
 
 CUresult release(const char* name, CUdeviceptr address, bool of_host) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (address == 0) return kSuccess;
     const std::lock_guard lock(state.mutex);
     const auto found = state.memory.find(address);
@@ -43,7 +43,7 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
 
 // Refuses what begins in an allocation and ends beyond it.
 CUresult copy(const char* name, void* to, const void* from, size_t bytes) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (bytes == 0) return kSuccess;
     if (to == nullptr || from == nullptr) return kInvalidValue;
     return result_of(name, state.device().copy_on_device(to, from, bytes, nullptr));
@@ -53,7 +53,7 @@ CUresult copy(const char* name, void* to, const void* from, size_t bytes) {
 // Fills count elements of `bytes` each, in rows of `width` elements with a pitch of `pitch` bytes.
 CUresult fill(const char* name, CUdeviceptr to, size_t pitch, uint32_t value, size_t bytes, size_t width,
               size_t height) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (to % bytes != 0 || (height > 1 && pitch < width * bytes)) return kInvalidValue;
     std::vector<unsigned char> row(width * bytes);
     for (size_t i = 0; i < width; ++i) std::memcpy(row.data() + i * bytes, &value, bytes);
@@ -67,7 +67,7 @@ CUresult fill(const char* name, CUdeviceptr to, size_t pitch, uint32_t value, si
 }
 
 CUresult copy_rows(const char* name, const Copy2D* how) {
-  return serve(name, Needs::context, [&](State& state) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (how == nullptr) return kInvalidValue;
     const auto base = [](const Copy2D::Side& side) {
       return side.memory == 1 ? reinterpret_cast<uintptr_t>(side.host) : static_cast<uintptr_t>(side.device);
@@ -121,7 +121,7 @@ TANDEM_DRIVER(cuMemFreeAsync, (CUdeviceptr address, void* stream)) {
 TANDEM_DRIVER(cuMemFreeHost, (void* address)) { return release("cuMemFreeHost", address_of(address), true); }
 
 TANDEM_DRIVER(cuMemHostRegister_v2, (void* host, size_t bytes, unsigned)) {
-  return serve("cuMemHostRegister", Needs::context, [&](State& state) {
+  return serve("cuMemHostRegister", Needs::context, [&](DriverState& state) {
     if (host == nullptr || bytes == 0) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     const CUdeviceptr begin = address_of(host);
@@ -134,7 +134,7 @@ TANDEM_DRIVER(cuMemHostRegister_v2, (void* host, size_t bytes, unsigned)) {
   });
 }
 TANDEM_DRIVER(cuMemHostUnregister, (void* host)) {
-  return serve("cuMemHostUnregister", Needs::context, [&](State& state) {
+  return serve("cuMemHostUnregister", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     const auto found = state.memory.find(address_of(host));
     if (found == state.memory.end() || !found->second.is_registered) return kHostMemoryNotRegistered;
@@ -144,7 +144,7 @@ TANDEM_DRIVER(cuMemHostUnregister, (void* host)) {
 }
 
 TANDEM_DRIVER(cuMemHostGetDevicePointer_v2, (CUdeviceptr * address, void* host, unsigned)) {
-  return serve("cuMemHostGetDevicePointer", Needs::context, [&](State& state) {
+  return serve("cuMemHostGetDevicePointer", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (address == nullptr || state.around(address_of(host)) == state.memory.end()) return kInvalidValue;
     *address = address_of(host);
@@ -152,11 +152,11 @@ TANDEM_DRIVER(cuMemHostGetDevicePointer_v2, (CUdeviceptr * address, void* host, 
   });
 }
 TANDEM_DRIVER(cuMemHostGetFlags, (unsigned* flags, void*)) {
-  return serve("cuMemHostGetFlags", Needs::context, [&](State&) { return *flags = 0, kSuccess; });
+  return serve("cuMemHostGetFlags", Needs::context, [&](DriverState&) { return *flags = 0, kSuccess; });
 }
 
 TANDEM_DRIVER(cuMemGetInfo_v2, (size_t * left, size_t* all)) {
-  return serve("cuMemGetInfo", Needs::context, [&](State& state) {
+  return serve("cuMemGetInfo", Needs::context, [&](DriverState& state) {
     if (left == nullptr || all == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     *all = *left = static_cast<size_t>(state.model().memory_bytes);
@@ -166,7 +166,7 @@ TANDEM_DRIVER(cuMemGetInfo_v2, (size_t * left, size_t* all)) {
 }
 
 TANDEM_DRIVER(cuMemGetAddressRange_v2, (CUdeviceptr * begin, size_t* bytes, CUdeviceptr address)) {
-  return serve("cuMemGetAddressRange", Needs::context, [&](State& state) {
+  return serve("cuMemGetAddressRange", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     const auto found = state.around(address);
     if (found == state.memory.end()) return kNotFound;
@@ -252,10 +252,10 @@ TANDEM_DRIVER(cuMemsetD2D8Async,
 
 // Managed memory is everywhere.
 TANDEM_DRIVER(cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, void*)) {
-  return serve("cuMemPrefetchAsync", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuMemPrefetchAsync", Needs::context, [](DriverState&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuMemAdvise, (CUdeviceptr, size_t, int, CUdevice)) {
-  return serve("cuMemAdvise", Needs::context, [](State&) { return kSuccess; });
+  return serve("cuMemAdvise", Needs::context, [](DriverState&) { return kSuccess; });
 }
 
 // ---- pools: one, which has nothing to set ----
@@ -264,7 +264,7 @@ namespace {
 char the_pool;
 }
 TANDEM_DRIVER(cuDeviceGetDefaultMemPool, (void** pool, CUdevice device)) {
-  return serve("cuDeviceGetDefaultMemPool", Needs::device, [&](State&) {
+  return serve("cuDeviceGetDefaultMemPool", Needs::device, [&](DriverState&) {
     if (pool == nullptr || device != 0) return kInvalidValue;
     *pool = &the_pool;
     return kSuccess;
@@ -272,10 +272,10 @@ TANDEM_DRIVER(cuDeviceGetDefaultMemPool, (void** pool, CUdevice device)) {
 }
 TANDEM_DRIVER(cuDeviceGetMemPool, (void** pool, CUdevice device)) { return cuDeviceGetDefaultMemPool(pool, device); }
 TANDEM_DRIVER(cuMemPoolSetAttribute, (void*, int, void*)) {
-  return serve("cuMemPoolSetAttribute", Needs::device, [](State&) { return kSuccess; });
+  return serve("cuMemPoolSetAttribute", Needs::device, [](DriverState&) { return kSuccess; });
 }
 TANDEM_DRIVER(cuMemPoolTrimTo, (void*, size_t)) {
-  return serve("cuMemPoolTrimTo", Needs::device, [](State&) { return kSuccess; });
+  return serve("cuMemPoolTrimTo", Needs::device, [](DriverState&) { return kSuccess; });
 }
 
 // ---- what is known of an address ----
@@ -283,7 +283,7 @@ TANDEM_DRIVER(cuMemPoolTrimTo, (void*, size_t)) {
 namespace {
 
 // value has the type that cuda.h names with each.
-CUresult pointer_attribute(State& state, void* value, int attribute, CUdeviceptr address) {
+CUresult pointer_attribute(DriverState& state, void* value, int attribute, CUdeviceptr address) {
   const auto found = state.around(address);
   const bool known = found != state.memory.end();
   const auto set = [&](auto x) { return std::memcpy(value, &x, sizeof x), kSuccess; };
@@ -312,7 +312,7 @@ CUresult pointer_attribute(State& state, void* value, int attribute, CUdeviceptr
 }  // namespace
 
 TANDEM_DRIVER(cuPointerGetAttribute, (void* value, int attribute, CUdeviceptr address)) {
-  return serve("cuPointerGetAttribute", Needs::device, [&](State& state) {
+  return serve("cuPointerGetAttribute", Needs::device, [&](DriverState& state) {
     if (value == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     return pointer_attribute(state, value, attribute, address);
@@ -321,7 +321,7 @@ TANDEM_DRIVER(cuPointerGetAttribute, (void* value, int attribute, CUdeviceptr ad
 
 // As the driver has it, an address that it does not know is no error here: its attributes are 0.
 TANDEM_DRIVER(cuPointerGetAttributes, (unsigned count, int* attributes, void** values, CUdeviceptr address)) {
-  return serve("cuPointerGetAttributes", Needs::device, [&](State& state) {
+  return serve("cuPointerGetAttributes", Needs::device, [&](DriverState& state) {
     if (attributes == nullptr || values == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     for (unsigned i = 0; i < count; ++i) {

@@ -24,18 +24,18 @@ void log_error(unsigned count, const int* options, void** values, const std::str
   if (log != nullptr && bytes > 0) std::snprintf(log, bytes, "%s", sentence.c_str());
 }
 
-Status load_text(State& state, const std::string& text, Module* module) {
+Status load_text(DriverState& state, const std::string& text, CudaModule* module) {
   auto parsed = std::make_shared<ptx::Module>();
   TANDEM_TRY(ptx::parse(text, parsed.get()));
   module->text = std::move(parsed);
   return state.device().load(std::as_bytes(std::span(text)), &module->code);
 }
 
-CUresult load(const char* name, Module** module, const void* image, unsigned count = 0, const int* options = nullptr,
-              void** values = nullptr) {
-  return serve(name, Needs::context, [&](State& state) {
+CUresult load(const char* name, CudaModule** module, const void* image, unsigned count = 0,
+              const int* options = nullptr, void** values = nullptr) {
+  return serve(name, Needs::context, [&](DriverState& state) {
     if (module == nullptr || image == nullptr) return kInvalidValue;
-    auto made = std::make_unique<Module>();
+    auto made = std::make_unique<CudaModule>();
     const int capability = 10 * state.model().compute_major + state.model().compute_minor;
     std::string text;
     Status status = ptx_of(image, capability, &text);
@@ -55,7 +55,7 @@ CUresult load(const char* name, Module** module, const void* image, unsigned cou
   });
 }
 
-CUresult load_file(const char* name, Module** module, const char* path) {
+CUresult load_file(const char* name, CudaModule** module, const char* path) {
   if (path == nullptr) return kInvalidValue;
   std::ifstream file(path, std::ios::binary);
   if (!file) return refuse(name, kFileNotFound, str_cat("the file \"", path, "\" cannot be read"));
@@ -63,8 +63,8 @@ CUresult load_file(const char* name, Module** module, const char* path) {
   return load(name, module, bytes.c_str());
 }
 
-CUresult unload(const char* name, Module* module) {
-  return serve(name, Needs::device, [&](State& state) {
+CUresult unload(const char* name, CudaModule* module) {
+  return serve(name, Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     const auto found = state.modules.find(module);
     if (found == state.modules.end()) return kInvalidHandle;
@@ -77,13 +77,14 @@ CUresult unload(const char* name, Module* module) {
 constexpr int32_t kPlainSharedBytes = 48 << 10;
 
 // Decodes the kernel on first use. The caller has the lock.
-CUresult find(const char* caller, State& state, Module* module, std::string_view name, Function** function) {
+CUresult find(const char* caller, DriverState& state, CudaModule* module, std::string_view name,
+              CudaFunction** function) {
   if (!state.modules.contains(module)) return kInvalidHandle;
   const ptx::Function* const entry = module->text->find(name);
   if (entry == nullptr || !entry->is_entry) return kNotFound;
-  std::unique_ptr<Function>& known = module->functions[std::string(name)];
+  std::unique_ptr<CudaFunction>& known = module->functions[std::string(name)];
   if (!known) {
-    auto made = std::make_unique<Function>();
+    auto made = std::make_unique<CudaFunction>();
     made->module = module;
     made->name = name;
     Status status = module->code->find(made->name.c_str(), 0, &made->kernel);
@@ -98,8 +99,8 @@ CUresult find(const char* caller, State& state, Module* module, std::string_view
   return kSuccess;
 }
 
-CUresult get_function(const char* caller, Function** function, Module* module, const char* name) {
-  return serve(caller, Needs::context, [&](State& state) {
+CUresult get_function(const char* caller, CudaFunction** function, CudaModule* module, const char* name) {
+  return serve(caller, Needs::context, [&](DriverState& state) {
     if (function == nullptr || name == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     return find(caller, state, module, name, function);
@@ -107,14 +108,14 @@ CUresult get_function(const char* caller, Function** function, Module* module, c
 }
 
 // Variables live with the module's kernels: the first kernel of it knows them.
-CUresult get_global(const char* caller, CUdeviceptr* address, size_t* bytes, Module* module, const char* name) {
-  return serve(caller, Needs::context, [&](State& state) {
+CUresult get_global(const char* caller, CUdeviceptr* address, size_t* bytes, CudaModule* module, const char* name) {
+  return serve(caller, Needs::context, [&](DriverState& state) {
     if (name == nullptr) return kInvalidValue;
     const std::lock_guard lock(state.mutex);
     if (!state.modules.contains(module)) return kInvalidHandle;
     for (const ptx::Function& entry : module->text->functions) {
       if (!entry.is_entry) continue;
-      Function* function = nullptr;
+      CudaFunction* function = nullptr;
       if (const CUresult result = find(caller, state, module, entry.name, &function); result != kSuccess) return result;
       for (const Buffer& variable : function->program().variables()) {
         if (variable.name != name) continue;
@@ -129,13 +130,13 @@ CUresult get_global(const char* caller, CUdeviceptr* address, size_t* bytes, Mod
 }
 
 template <class F>
-void each_entry(const Module& module, F&& f) {
+void each_entry(const CudaModule& module, F&& f) {
   for (const ptx::Function& function : module.text->functions)
     if (function.is_entry) f(function.name);
 }
 
-CUresult count_functions(const char* caller, unsigned* count, Module* module) {
-  return serve(caller, Needs::device, [&](State& state) {
+CUresult count_functions(const char* caller, unsigned* count, CudaModule* module) {
+  return serve(caller, Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.modules.contains(module)) return kInvalidHandle;
     *count = 0;
@@ -144,8 +145,8 @@ CUresult count_functions(const char* caller, unsigned* count, Module* module) {
   });
 }
 
-CUresult enumerate(const char* caller, Function** functions, unsigned count, Module* module) {
-  return serve(caller, Needs::context, [&](State& state) {
+CUresult enumerate(const char* caller, CudaFunction** functions, unsigned count, CudaModule* module) {
+  return serve(caller, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.modules.contains(module)) return kInvalidHandle;
     CUresult result = kSuccess;
@@ -157,8 +158,8 @@ CUresult enumerate(const char* caller, Function** functions, unsigned count, Mod
   });
 }
 
-CUresult name_of(const char* caller, const char** name, const Function* function) {
-  return serve(caller, Needs::device, [&](State& state) {
+CUresult name_of(const char* caller, const char** name, const CudaFunction* function) {
+  return serve(caller, Needs::device, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (name == nullptr || !state.functions.contains(function)) return kInvalidValue;
     *name = function->name.c_str();
@@ -168,96 +169,101 @@ CUresult name_of(const char* caller, const char** name, const Function* function
 
 }  // namespace
 
-TANDEM_DRIVER(cuModuleLoadData, (Module * *module, const void* image)) {
+TANDEM_DRIVER(cuModuleLoadData, (CudaModule * *module, const void* image)) {
   return load("cuModuleLoadData", module, image);
 }
-TANDEM_DRIVER(cuModuleLoadDataEx, (Module * *module, const void* image, unsigned count, int* options, void** values)) {
+TANDEM_DRIVER(cuModuleLoadDataEx,
+              (CudaModule * *module, const void* image, unsigned count, int* options, void** values)) {
   return load("cuModuleLoadDataEx", module, image, count, options, values);
 }
-TANDEM_DRIVER(cuModuleLoadFatBinary, (Module * *module, const void* image)) {
+TANDEM_DRIVER(cuModuleLoadFatBinary, (CudaModule * *module, const void* image)) {
   return load("cuModuleLoadFatBinary", module, image);
 }
-TANDEM_DRIVER(cuModuleLoad, (Module * *module, const char* path)) { return load_file("cuModuleLoad", module, path); }
-TANDEM_DRIVER(cuModuleUnload, (Module * module)) { return unload("cuModuleUnload", module); }
+TANDEM_DRIVER(cuModuleLoad, (CudaModule * *module, const char* path)) {
+  return load_file("cuModuleLoad", module, path);
+}
+TANDEM_DRIVER(cuModuleUnload, (CudaModule * module)) { return unload("cuModuleUnload", module); }
 TANDEM_DRIVER(cuModuleGetLoadingMode, (int* mode)) {
   if (mode == nullptr) return kInvalidValue;
   *mode = 2;  // lazy: kernels are decoded on first use
   return kSuccess;
 }
-TANDEM_DRIVER(cuModuleGetFunction, (Function * *function, Module* module, const char* name)) {
+TANDEM_DRIVER(cuModuleGetFunction, (CudaFunction * *function, CudaModule* module, const char* name)) {
   return get_function("cuModuleGetFunction", function, module, name);
 }
-TANDEM_DRIVER(cuModuleGetFunctionCount, (unsigned* count, Module* module)) {
+TANDEM_DRIVER(cuModuleGetFunctionCount, (unsigned* count, CudaModule* module)) {
   return count_functions("cuModuleGetFunctionCount", count, module);
 }
-TANDEM_DRIVER(cuModuleEnumerateFunctions, (Function * *functions, unsigned count, Module* module)) {
+TANDEM_DRIVER(cuModuleEnumerateFunctions, (CudaFunction * *functions, unsigned count, CudaModule* module)) {
   return enumerate("cuModuleEnumerateFunctions", functions, count, module);
 }
-TANDEM_DRIVER(cuModuleGetGlobal_v2, (CUdeviceptr * address, size_t* bytes, Module* module, const char* name)) {
+TANDEM_DRIVER(cuModuleGetGlobal_v2, (CUdeviceptr * address, size_t* bytes, CudaModule* module, const char* name)) {
   return get_global("cuModuleGetGlobal", address, bytes, module, name);
 }
 
-TANDEM_DRIVER(cuLibraryLoadData, (Module * *library, const void* image, int* options, void** values, unsigned count,
+TANDEM_DRIVER(cuLibraryLoadData, (CudaModule * *library, const void* image, int* options, void** values, unsigned count,
                                   int*, void**, unsigned)) {
   return load("cuLibraryLoadData", library, image, count, options, values);
 }
 TANDEM_DRIVER(cuLibraryLoadFromFile,
-              (Module * *library, const char* path, int*, void**, unsigned, int*, void**, unsigned)) {
+              (CudaModule * *library, const char* path, int*, void**, unsigned, int*, void**, unsigned)) {
   return load_file("cuLibraryLoadFromFile", library, path);
 }
-TANDEM_DRIVER(cuLibraryUnload, (Module * library)) { return unload("cuLibraryUnload", library); }
-TANDEM_DRIVER(cuLibraryGetKernel, (Function * *kernel, Module* library, const char* name)) {
+TANDEM_DRIVER(cuLibraryUnload, (CudaModule * library)) { return unload("cuLibraryUnload", library); }
+TANDEM_DRIVER(cuLibraryGetKernel, (CudaFunction * *kernel, CudaModule* library, const char* name)) {
   return get_function("cuLibraryGetKernel", kernel, library, name);
 }
-TANDEM_DRIVER(cuLibraryGetKernelCount, (unsigned* count, Module* library)) {
+TANDEM_DRIVER(cuLibraryGetKernelCount, (unsigned* count, CudaModule* library)) {
   return count_functions("cuLibraryGetKernelCount", count, library);
 }
-TANDEM_DRIVER(cuLibraryEnumerateKernels, (Function * *kernels, unsigned count, Module* library)) {
+TANDEM_DRIVER(cuLibraryEnumerateKernels, (CudaFunction * *kernels, unsigned count, CudaModule* library)) {
   return enumerate("cuLibraryEnumerateKernels", kernels, count, library);
 }
-TANDEM_DRIVER(cuLibraryGetModule, (Module * *module, Module* library)) {
-  return serve("cuLibraryGetModule", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuLibraryGetModule, (CudaModule * *module, CudaModule* library)) {
+  return serve("cuLibraryGetModule", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (module == nullptr || !state.modules.contains(library)) return kInvalidHandle;
     *module = library;
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuLibraryGetGlobal, (CUdeviceptr * address, size_t* bytes, Module* library, const char* name)) {
+TANDEM_DRIVER(cuLibraryGetGlobal, (CUdeviceptr * address, size_t* bytes, CudaModule* library, const char* name)) {
   return get_global("cuLibraryGetGlobal", address, bytes, library, name);
 }
-TANDEM_DRIVER(cuLibraryGetManaged, (CUdeviceptr * address, size_t* bytes, Module* library, const char* name)) {
+TANDEM_DRIVER(cuLibraryGetManaged, (CUdeviceptr * address, size_t* bytes, CudaModule* library, const char* name)) {
   return get_global("cuLibraryGetManaged", address, bytes, library, name);
 }
-TANDEM_DRIVER(cuKernelGetFunction, (Function * *function, Function* kernel)) {
-  return serve("cuKernelGetFunction", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuKernelGetFunction, (CudaFunction * *function, CudaFunction* kernel)) {
+  return serve("cuKernelGetFunction", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (function == nullptr || !state.functions.contains(kernel)) return kInvalidHandle;
     *function = kernel;
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuKernelGetLibrary, (Module * *library, Function* kernel)) {
-  return serve("cuKernelGetLibrary", Needs::context, [&](State& state) {
+TANDEM_DRIVER(cuKernelGetLibrary, (CudaModule * *library, CudaFunction* kernel)) {
+  return serve("cuKernelGetLibrary", Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (library == nullptr || !state.functions.contains(kernel)) return kInvalidHandle;
     *library = kernel->module;
     return kSuccess;
   });
 }
-TANDEM_DRIVER(cuFuncGetModule, (Module * *module, Function* function)) { return cuKernelGetLibrary(module, function); }
-TANDEM_DRIVER(cuFuncGetName, (const char** name, const Function* function)) {
+TANDEM_DRIVER(cuFuncGetModule, (CudaModule * *module, CudaFunction* function)) {
+  return cuKernelGetLibrary(module, function);
+}
+TANDEM_DRIVER(cuFuncGetName, (const char** name, const CudaFunction* function)) {
   return name_of("cuFuncGetName", name, function);
 }
-TANDEM_DRIVER(cuKernelGetName, (const char** name, const Function* kernel)) {
+TANDEM_DRIVER(cuKernelGetName, (const char** name, const CudaFunction* kernel)) {
   return name_of("cuKernelGetName", name, kernel);
 }
 // Decoded already.
-TANDEM_DRIVER(cuFuncLoad, (Function*)) {
-  return serve("cuFuncLoad", Needs::context, [](State&) { return kSuccess; });
+TANDEM_DRIVER(cuFuncLoad, (CudaFunction*)) {
+  return serve("cuFuncLoad", Needs::context, [](DriverState&) { return kSuccess; });
 }
-TANDEM_DRIVER(cuFuncIsLoaded, (int* loaded, Function*)) {
-  return serve("cuFuncIsLoaded", Needs::context, [&](State&) { return *loaded = 1, kSuccess; });
+TANDEM_DRIVER(cuFuncIsLoaded, (int* loaded, CudaFunction*)) {
+  return serve("cuFuncIsLoaded", Needs::context, [&](DriverState&) { return *loaded = 1, kSuccess; });
 }
 
 }  // namespace tandem::vgpu::driver

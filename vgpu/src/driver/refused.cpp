@@ -10,7 +10,7 @@ namespace tandem::vgpu::driver {
 namespace {
 
 CUresult not_served(const char* name) {
-  return serve(name, Needs::nothing, [&](State& state) {
+  return serve(name, Needs::nothing, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     Summary::get().refused(name);
     return kNotSupported;

@@ -30,14 +30,14 @@ CUresult result_of(Rule rule) {
 
 }  // namespace
 
-State::State() = default;
+DriverState::DriverState() = default;
 
-State& State::get() {
-  static auto* const state = new State;
+DriverState& DriverState::get() {
+  static auto* const state = new DriverState;
   return *state;
 }
 
-CUresult State::initialise() {
+CUresult DriverState::initialise() {
   const std::lock_guard lock(mutex);
   if (device_) return kSuccess;
   if (tried_) return kNoDevice;
@@ -54,14 +54,14 @@ CUresult State::initialise() {
   return kSuccess;
 }
 
-std::map<CUdeviceptr, Memory>::iterator State::around(CUdeviceptr address) {
+std::map<CUdeviceptr, Memory>::iterator DriverState::around(CUdeviceptr address) {
   auto next = memory.upper_bound(address);
   if (next == memory.begin()) return memory.end();
   --next;
   return address - next->first < std::max<size_t>(next->second.bytes, 1) ? next : memory.end();
 }
 
-void State::report(const Outcome& outcome) {
+void DriverState::report(const Outcome& outcome) {
   last_launch = kSuccess;
   for (const Finding& finding : outcome.findings)
     if (last_launch == kSuccess && is_error(finding)) last_launch = result_of(finding.rule);
@@ -69,14 +69,14 @@ void State::report(const Outcome& outcome) {
   Summary::get().add(outcome);
 }
 
-CUresult State::result_of_last_launch() { return std::exchange(last_launch, kSuccess); }
+CUresult DriverState::result_of_last_launch() { return std::exchange(last_launch, kSuccess); }
 
-std::vector<Context*>& context_stack() {
-  thread_local std::vector<Context*> stack;
+std::vector<CudaContext*>& context_stack() {
+  thread_local std::vector<CudaContext*> stack;
   return stack;
 }
 
-Context* current_context() { return context_stack().empty() ? nullptr : context_stack().back(); }
+CudaContext* current_context() { return context_stack().empty() ? nullptr : context_stack().back(); }
 
 void say(const char* function, const std::string& sentence) {
   std::fprintf(stderr, "tandem vgpu: %s: %s\n", function, sentence.c_str());

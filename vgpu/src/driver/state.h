@@ -21,7 +21,7 @@
 
 namespace tandem::vgpu::driver {
 
-struct Module;
+struct CudaModule;
 
 // Limits of an SM, and the system's share of each block's shared memory. They are the same on all models.
 inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedBytes = machine::kReservedShared;
@@ -29,8 +29,8 @@ inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedByt
 inline bool is_error(const Finding& finding) { return grade_of(finding.rule) == Grade::error; }
 
 // CUfunction and CUkernel.
-struct Function {
-  Module* module = nullptr;
+struct CudaFunction {
+  CudaModule* module = nullptr;
   gpu::Kernel kernel = nullptr;
   std::string name;
   gpu::KernelAttributes attributes;
@@ -42,13 +42,13 @@ struct Function {
 };
 
 // CUmodule and CUlibrary.
-struct Module {
+struct CudaModule {
   std::unique_ptr<gpu::Module> code;
   std::shared_ptr<const ptx::Module> text;
-  std::map<std::string, std::unique_ptr<Function>, std::less<>> functions;
+  std::map<std::string, std::unique_ptr<CudaFunction>, std::less<>> functions;
 };
 
-struct Context {
+struct CudaContext {
   unsigned flags = 0;
 };
 
@@ -73,10 +73,10 @@ using ParameterBlock = std::vector<std::byte>;
 std::shared_ptr<ParameterBlock> keep_parameters(const Program& program, void* const* parameters);
 std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
-class State {
+class DriverState {
  public:
   // The process's; made at the first call, never destroyed.
-  static State& get();
+  static DriverState& get();
 
   // cuInit. Prints once why there is no device.
   CUresult initialise();
@@ -86,18 +86,18 @@ class State {
 
   // Guards the members below. It is not held while a kernel runs.
   std::recursive_mutex mutex;
-  Context primary;
+  CudaContext primary;
   int primary_users = 0;
-  std::set<const Context*> contexts;  // made by cuCtxCreate
-  std::map<const void*, std::unique_ptr<Module>> modules;
-  std::set<const Function*> functions;
+  std::set<const CudaContext*> contexts;  // made by cuCtxCreate
+  std::map<const void*, std::unique_ptr<CudaModule>> modules;
+  std::set<const CudaFunction*> functions;
   std::set<const Stream*> streams;
   std::set<const void*> events;
   std::map<CUdeviceptr, Memory> memory;
   uint64_t next_id = 1;
   CUresult failure = kSuccess;  // result of a failed kernel; every later call returns it
 
-  bool holds(const Context* context) const { return context == &primary || contexts.contains(context); }
+  bool holds(const CudaContext* context) const { return context == &primary || contexts.contains(context); }
   // The allocation around an address, or end().
   std::map<CUdeviceptr, Memory>::iterator around(CUdeviceptr address);
 
@@ -106,7 +106,7 @@ class State {
   CUresult result_of_last_launch();  // the calling thread's
 
  private:
-  State();
+  DriverState();
 
   std::unique_ptr<gpu::Device> device_;
   const Model* model_ = nullptr;
@@ -114,8 +114,8 @@ class State {
 };
 
 // Contexts of this thread, the current one last.
-std::vector<Context*>& context_stack();
-Context* current_context();
+std::vector<CudaContext*>& context_stack();
+CudaContext* current_context();
 
 // "tandem vgpu: cuMemAlloc_v2: <sentence>" on standard error.
 void say(const char* function, const std::string& sentence);
@@ -130,7 +130,7 @@ enum class Needs : uint8_t { nothing, device, context };
 template <class Body>
 CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
   try {
-    State& state = State::get();
+    DriverState& state = DriverState::get();
     if (needs != Needs::nothing && !state.is_initialised()) return kNotInitialized;
     if (needs == Needs::context) {
       if (current_context() == nullptr) return kInvalidContext;

@@ -42,7 +42,7 @@ void Summary::refused(const char* function) {
 
 // For `tandem vgpu exec`: the numbers in a file that it has made for them.
 void Summary::finish() {
-  const std::lock_guard lock(State::get().mutex);
+  const std::lock_guard lock(DriverState::get().mutex);
   std::fprintf(stderr, "tandem vgpu: vgpu:%s: %s, %s, %s%s\n", model_.c_str(),
                str_cat(launches_, launches_ == 1 ? " launch" : " launches").c_str(),
                count_text(errors_, "finding").c_str(), count_text(warnings_, "warning").c_str(),

@@ -13,7 +13,7 @@ bool Labels::place(NameId label, int32_t target) {
 
 void Labels::close(std::vector<Instruction>& instructions) {
   const auto depth = static_cast<int32_t>(scopes_.size());
-  const Scope scope = scopes_.back();
+  const LabelScope scope = scopes_.back();
   size_t kept = scope.first_use;
   for (size_t i = scope.first_use; i < uses_.size(); ++i) {
     const Use use = uses_[i];

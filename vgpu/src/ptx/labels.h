@@ -32,14 +32,14 @@ class Labels {
     NameId name = -1;
     Label before;
   };
-  struct Scope {
+  struct LabelScope {
     size_t first_placed = 0, first_use = 0;
   };
 
   std::vector<Label> labels_;  // by NameId
   std::vector<Placed> placed_;
   std::vector<Use> uses_;
-  std::vector<Scope> scopes_;
+  std::vector<LabelScope> scopes_;
 };
 
 }  // namespace tandem::vgpu::ptx

@@ -55,17 +55,17 @@ NameId Names::id(std::string_view name) {
   const NameId known = ids_.add(name);
   if (entities_.size() < ids_.size()) {
     entities_.emplace_back();
-    family_of_.push_back(-1);
+    parameterized_by_prefix_.push_back(-1);
   }
   return known;
 }
 
-void Names::open() { scopes_.push_back({{}, families_.size()}); }
+void Names::open() { scopes_.push_back({{}, parameterized_.size()}); }
 
 void Names::close() {
   for (const Declared& d : scopes_.back().names) entities_[d.name] = d.before;
-  for (; families_.size() > scopes_.back().first_family; families_.pop_back()) {
-    family_of_[families_.back().prefix] = families_.back().outer;
+  for (; parameterized_.size() > scopes_.back().first_parameterized; parameterized_.pop_back()) {
+    parameterized_by_prefix_[parameterized_.back().prefix] = parameterized_.back().outer;
   }
   scopes_.pop_back();
 }
@@ -77,7 +77,7 @@ void Names::bind(NameId name, const Entity& entity) {
 
 bool Names::declare(std::string_view name, Entity::Kind kind, int32_t index) {
   const NameId known = id(name);
-  if (entities_[known].depth == depth() || find_family(name, depth() - 1)) return false;
+  if (entities_[known].depth == depth() || find_parameterized(name, depth() - 1)) return false;
   bind(known, {kind, index, depth()});
   return true;
 }
@@ -90,18 +90,18 @@ bool Names::declare_register(std::string_view name, Type type) {
 
 bool Names::declare_registers(std::string_view prefix, Type type, int64_t count) {
   const NameId known = id(prefix);
-  const int32_t outer = family_of_[known];
-  if (outer >= 0 && families_[outer].depth == depth()) return false;
-  family_of_[known] = static_cast<int32_t>(families_.size());
-  families_.push_back({known, type, count, depth(), outer});
+  const int32_t outer = parameterized_by_prefix_[known];
+  if (outer >= 0 && parameterized_[outer].depth == depth()) return false;
+  parameterized_by_prefix_[known] = static_cast<int32_t>(parameterized_.size());
+  parameterized_.push_back({known, type, count, depth(), outer});
   return true;
 }
 
 // The innermost family of the name in a scope deeper than this. %r12 may be the 13th of %r or the 3rd of %r1.
-const Names::Family* Names::find_family(std::string_view name, int32_t deeper_than) const {
-  if (families_.empty() || families_.back().depth <= deeper_than) return nullptr;
+const Names::ParameterizedRegisters* Names::find_parameterized(std::string_view name, int32_t deeper_than) const {
+  if (parameterized_.empty() || parameterized_.back().depth <= deeper_than) return nullptr;
   constexpr size_t kMaxDigits = 9;
-  const Family* innermost = nullptr;
+  const ParameterizedRegisters* innermost = nullptr;
   int32_t innermost_depth = deeper_than;
   int64_t number = 0, unit = 1;
   for (size_t digits = 1; digits <= kMaxDigits && digits < name.size(); ++digits, unit *= 10) {
@@ -110,10 +110,10 @@ const Names::Family* Names::find_family(std::string_view name, int32_t deeper_th
     number += (digit - '0') * unit;
     if (digit == '0' && digits > 1) continue;  // %r012 is none of %r
     const NameId prefix = ids_.find(name.substr(0, name.size() - digits));
-    for (int32_t i = prefix < 0 ? -1 : family_of_[prefix]; i >= 0 && families_[i].depth > innermost_depth;
-         i = families_[i].outer) {
-      if (number >= families_[i].count) continue;
-      innermost = &families_[i];
+    for (int32_t i = prefix < 0 ? -1 : parameterized_by_prefix_[prefix];
+         i >= 0 && parameterized_[i].depth > innermost_depth; i = parameterized_[i].outer) {
+      if (number >= parameterized_[i].count) continue;
+      innermost = &parameterized_[i];
       innermost_depth = innermost->depth;
     }
   }
@@ -123,10 +123,10 @@ const Names::Family* Names::find_family(std::string_view name, int32_t deeper_th
 Entity Names::find(std::string_view name) {
   const NameId known = id(name);
   const Entity entity = entities_[known];
-  const Family* family = find_family(name, entity.depth);
-  if (!family) return entity;
-  bind(known, {Entity::Kind::reg, static_cast<int32_t>(registers_->size()), family->depth});
-  registers_->push_back({std::string(name), family->type});
+  const ParameterizedRegisters* registers = find_parameterized(name, entity.depth);
+  if (!registers) return entity;
+  bind(known, {Entity::Kind::reg, static_cast<int32_t>(registers_->size()), registers->depth});
+  registers_->push_back({std::string(name), registers->type});
   return entities_[known];
 }
 

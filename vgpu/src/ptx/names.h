@@ -57,30 +57,31 @@ class Names {
   Entity find(std::string_view name);
 
  private:
-  struct Family {  // prefix0, prefix1, ...
+  // Registers prefix0, prefix1, ...: PTX ISA, "Parameterized Variable Names".
+  struct ParameterizedRegisters {
     NameId prefix = -1;
     Type type = Type::none;
     int64_t count = 0;
     int32_t depth = -1;
-    int32_t outer = -1;  // the family of the same prefix that it hides in part
+    int32_t outer = -1;  // registers of the same prefix that these hide in part
   };
   struct Declared {  // to be taken back when the scope closes
     NameId name = -1;
     Entity before;
   };
-  struct Scope {
+  struct NameScope {
     std::vector<Declared> names;
-    size_t first_family = 0;
+    size_t first_parameterized = 0;
   };
 
   void bind(NameId name, const Entity& entity);
-  const Family* find_family(std::string_view name, int32_t deeper_than) const;
+  const ParameterizedRegisters* find_parameterized(std::string_view name, int32_t deeper_than) const;
 
   NameTable ids_;
-  std::vector<Entity> entities_;    // by NameId: what it stands for now
-  std::vector<int32_t> family_of_;  // by NameId of the prefix: the innermost, or -1
-  std::vector<Family> families_;    // all open scopes, the innermost last
-  std::vector<Scope> scopes_;
+  std::vector<Entity> entities_;                       // by NameId: what it stands for now
+  std::vector<int32_t> parameterized_by_prefix_;       // by NameId of the prefix: the innermost, or -1
+  std::vector<ParameterizedRegisters> parameterized_;  // all open scopes, the innermost last
+  std::vector<NameScope> scopes_;
   std::vector<RegisterName>* registers_ = nullptr;
 };
 

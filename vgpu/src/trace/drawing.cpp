@@ -13,7 +13,7 @@ constexpr const char* kUnitNames[kUnits] = {"copies in", "copies out", "cp.async
 
 class Drawing {
  public:
-  Drawing(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<Operation>& operations,
+  Drawing(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<TracedOperation>& operations,
           int32_t first_block, int32_t blocks)
       : program_(program), roles_(program) {
     size_t instructions = 0;
@@ -27,7 +27,8 @@ class Drawing {
     const std::vector<std::string> names = roles_.of_warps(counts);
     const size_t of_block = warps.size() / static_cast<size_t>(blocks);
     rows_.resize(warps.size() + static_cast<size_t>(blocks) * kUnits, -1);
-    for (const Operation& o : operations) rows_[warps.size() + static_cast<size_t>(o.block * kUnits + o.unit)] = 0;
+    for (const TracedOperation& o : operations)
+      rows_[warps.size() + static_cast<size_t>(o.block * kUnits + o.unit)] = 0;
     const auto add_row = [&](size_t number, const std::string& name, int32_t block) {
       rows_[number] = static_cast<int32_t>(timeline.rows.size());
       timeline.rows.push_back(blocks == 1 ? name : str_cat("block ", first_block + block, ": ", name));
@@ -77,8 +78,8 @@ class Drawing {
     timeline.steps = std::max(timeline.steps, step);
   }
 
-  void draw_operations(const std::vector<Operation>& operations, size_t warps) {
-    for (const Operation& o : operations) {
+  void draw_operations(const std::vector<TracedOperation>& operations, size_t warps) {
+    for (const TracedOperation& o : operations) {
       const Activity activity = o.unit == kTensorCore ? Activity::matrix : Activity::copy;
       const int32_t row = rows_[warps + static_cast<size_t>(o.block * kUnits + o.unit)];
       add({row, activity, o.begin, o.end, name_of(o.instruction), o.instruction});
@@ -111,8 +112,8 @@ class Drawing {
 
 }  // namespace
 
-Timeline draw(const Program& program, const std::vector<TracedWarp>& warps, const std::vector<Operation>& operations,
-              int32_t first_block, int32_t blocks) {
+Timeline draw(const Program& program, const std::vector<TracedWarp>& warps,
+              const std::vector<TracedOperation>& operations, int32_t first_block, int32_t blocks) {
   Drawing drawing(program, warps, operations, first_block, blocks);
   for (size_t w = 0; w < warps.size(); ++w) drawing.draw_warp(w, warps[w]);
   drawing.draw_operations(operations, warps.size());

@@ -120,14 +120,14 @@ class BlockRecorder final : public Recorder {
     TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return true;
     if (!reads.empty() && !writes.empty()) {
-      const Copy copy{actor.instruction, warp->clock(), reads.front().address, writes.front().address};
+      const TracedCopy copy{actor.instruction, warp->clock(), reads.front().address, writes.front().address};
       if (copy == warp->copy) return true;
       warp->copy = copy;
     }
     const auto [entry, is_new] = under_way_.try_emplace(id, static_cast<int64_t>(operations_.size()));
     if (is_new)
       operations_.push_back({.unit = unit_of(kind), .block = actor.cta - block_, .instruction = actor.instruction});
-    Operation& operation = operations_[static_cast<size_t>(entry->second)];
+    TracedOperation& operation = operations_[static_cast<size_t>(entry->second)];
     operation.issued = std::max(operation.issued, warp->clock());
     if (++operation.warps == (kind == AsyncKind::wgmma ? 4 : 1)) {
       const int32_t quarter = operation.unit == kTensorMemory ? actor.warp % 4 : 0;  // each warp has its own lanes
@@ -153,7 +153,7 @@ class BlockRecorder final : public Recorder {
 
   void group_commits(const Actor& actor, AsyncKind kind) override {
     if (TracedWarp* warp = warp_of(actor)) {
-      Groups& groups = warp->groups[kind];
+      TracedGroups& groups = warp->groups[kind];
       groups.committed.push_back(groups.latest);
     }
   }
@@ -221,7 +221,7 @@ class BlockRecorder final : public Recorder {
   }
   Mark mark_of(int64_t number) const {
     if (number == kNone) return {};
-    const Operation& operation = operations_[static_cast<size_t>(number)];
+    const TracedOperation& operation = operations_[static_cast<size_t>(number)];
     const int32_t unit = operation.block * kUnits + operation.unit;
     return {operation.seen, static_cast<int32_t>(warps_.size()) + unit, operation.end - 1};
   }
@@ -286,7 +286,7 @@ class BlockRecorder final : public Recorder {
   std::vector<TracedWarp> warps_;
   std::map<std::pair<int32_t, int32_t>, Busy> busy_;        // by unit of a block and part of it
   std::map<std::pair<int32_t, int32_t>, int64_t> last_of_;  // by unit and issuing warp: the end of its last operation
-  std::vector<Operation> operations_;
+  std::vector<TracedOperation> operations_;
   std::unordered_map<AsyncId, int64_t> under_way_;
   std::map<BarrierId, Mbarrier, ByPlace> mbarriers_;
   std::map<std::pair<int32_t, uint32_t>, Generations> generations_;  // by block and number

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "vgpu/src/units/formats.h"
+#include "vgpu/src/units/product.h"
 
 namespace tandem::vgpu::units {
 namespace {
@@ -54,22 +55,9 @@ inline Vector<uint32_t, Width> finished(Vector<uint32_t, Width> sum) {
   return sum;
 }
 
-// Operands of a product: row-major, with a pitch of `pitch` elements.
-template <class T>
-struct Factors {
-  const T* a;
-  int64_t a_pitch;
-  const T* b;
-  int64_t b_pitch;
-  T* d;
-  int64_t d_pitch;
-  int m, n, k;
-  bool accumulate;
-};
-
 // Rows x (Columns vectors) of d, at row m and column n. packed: the rows of a, [k][Rows].
 template <class T, int Width, int Rows, int Columns>
-inline void block(const Factors<T>& f, const T* packed, int m, int n) {
+inline void block(const DenseProduct<T>& f, const T* packed, int m, int n) {
   Vector<T, Width> sum[Rows][Columns];
   T* d = f.d + m * f.d_pitch + n;
 #pragma GCC unroll 16
@@ -96,7 +84,7 @@ inline void block(const Factors<T>& f, const T* packed, int m, int n) {
 // All columns of Rows rows: the widest blocks first. Every element is the same sum in the same order, however it is
 // cut.
 template <class T, int Rows>
-inline void rows(const Factors<T>& f, int m) {
+inline void rows(const DenseProduct<T>& f, int m) {
   T packed[kMaxK * Rows];
   for (int r = 0; r < Rows; ++r)
     for (int k = 0; k < f.k; ++k) packed[k * Rows + r] = f.a[(m + r) * f.a_pitch + k];
@@ -108,36 +96,49 @@ inline void rows(const Factors<T>& f, int m) {
 }
 
 template <class T>
-inline void multiply(const Factors<T>& f) {
+inline void multiply(const DenseProduct<T>& f) {
   int m = 0;
   for (; m + kRows <= f.m; m += kRows) rows<T, kRows>(f, m);
   for (; m + 4 <= f.m; m += 4) rows<T, 4>(f, m);
   for (; m < f.m; ++m) rows<T, 1>(f, m);
 }
 
-inline void product_f32(int m, int n, int k, const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, float* d,
-                        int64_t d_pitch, bool accumulate) {
-  multiply(Factors<float>{a, a_pitch, b, b_pitch, d, d_pitch, m, n, k, accumulate});
-}
+// A copy of the product, because stores to d might change one that is visible outside.
+inline void product_f32(const DenseProduct<float>& product) { multiply(DenseProduct<float>(product)); }
 
 // Unsigned, so that sums may wrap.
-inline void product_s32(int m, int n, int k, const int32_t* a, int64_t a_pitch, const int32_t* b, int64_t b_pitch,
-                        int32_t* d, int64_t d_pitch, bool accumulate, bool saturate) {
-  const auto* ua = reinterpret_cast<const uint32_t*>(a);
-  const auto* ub = reinterpret_cast<const uint32_t*>(b);
-  if (!saturate || !accumulate) {
-    multiply(Factors<uint32_t>{ua, a_pitch, ub, b_pitch, reinterpret_cast<uint32_t*>(d), d_pitch, m, n, k, accumulate});
+inline void product_s32(const DenseProduct<int32_t>& p, bool saturate) {
+  const DenseProduct<uint32_t> wrapping = {.m = p.m,
+                                           .n = p.n,
+                                           .k = p.k,
+                                           .a = reinterpret_cast<const uint32_t*>(p.a),
+                                           .a_pitch = p.a_pitch,
+                                           .b = reinterpret_cast<const uint32_t*>(p.b),
+                                           .b_pitch = p.b_pitch,
+                                           .d = reinterpret_cast<uint32_t*>(p.d),
+                                           .d_pitch = p.d_pitch,
+                                           .accumulate = p.accumulate};
+  if (!saturate || !p.accumulate) {
+    multiply(wrapping);
     return;
   }
   // The products of a row alone cannot wrap: 64 of them at most, of 8-bit numbers.
-  for (int r = 0; r < m; ++r) {
-    for (int n0 = 0; n0 < n; n0 += 64) {
-      uint32_t part[64];
-      const int columns = n - n0 < 64 ? n - n0 : 64;
-      multiply(Factors<uint32_t>{ua + r * a_pitch, a_pitch, ub + n0, b_pitch, part, 64, 1, columns, k, false});
-      for (int c = 0; c < columns; ++c) {
-        const int64_t sum = int64_t{d[r * d_pitch + n0 + c]} + static_cast<int32_t>(part[c]);
-        d[r * d_pitch + n0 + c] = static_cast<int32_t>(sum < INT32_MIN ? INT32_MIN : sum > INT32_MAX ? INT32_MAX : sum);
+  for (int r = 0; r < p.m; ++r) {
+    for (int n0 = 0; n0 < p.n; n0 += 64) {
+      uint32_t sums[64];
+      DenseProduct<uint32_t> part = wrapping;
+      part.m = 1;
+      part.n = p.n - n0 < 64 ? p.n - n0 : 64;
+      part.a += r * p.a_pitch;
+      part.b += n0;
+      part.d = sums;
+      part.d_pitch = 64;
+      part.accumulate = false;
+      multiply(part);
+      int32_t* const d = p.d + r * p.d_pitch + n0;
+      for (int c = 0; c < part.n; ++c) {
+        const int64_t sum = int64_t{d[c]} + static_cast<int32_t>(sums[c]);
+        d[c] = static_cast<int32_t>(sum < INT32_MIN ? INT32_MIN : sum > INT32_MAX ? INT32_MAX : sum);
       }
     }
   }
@@ -220,17 +221,15 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
     for (int j = 0; j < elements; ++j) to[j * pitch + i] = element_value<F, T>(element<F>(bytes + offsets[i], j));
 }
 
-inline void unpack_f32(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,
-                       int64_t pitch, float* to) {
-  with_format(format,
-              [&](auto f) { unpack_as<decltype(f)::format, float>(window, offsets, count, across, pitch, to); });
+inline void unpack_f32(const ChunkList& c, bool across, int64_t pitch, float* to) {
+  with_format(c.format,
+              [&](auto f) { unpack_as<decltype(f)::format, float>(c.window, c.offsets, c.count, across, pitch, to); });
 }
-inline void unpack_s32(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,
-                       int64_t pitch, int32_t* to) {
-  if (format == Format::s8) {
-    unpack_as<Format::s8, int32_t>(window, offsets, count, across, pitch, to);
+inline void unpack_s32(const ChunkList& c, bool across, int64_t pitch, int32_t* to) {
+  if (c.format == Format::s8) {
+    unpack_as<Format::s8, int32_t>(c.window, c.offsets, c.count, across, pitch, to);
   } else {
-    unpack_as<Format::u8, int32_t>(window, offsets, count, across, pitch, to);
+    unpack_as<Format::u8, int32_t>(c.window, c.offsets, c.count, across, pitch, to);
   }
 }
 

@@ -12,11 +12,14 @@ namespace {
 constexpr uint32_t kChunks[] = {0, 16, 32, 48, 64, 80, 96, 112};
 constexpr int kLines = 8;
 
+ChunkList chunks_of(Format format, ConstRow row) {
+  return {format, reinterpret_cast<const std::byte*>(row), kChunks, kLines};
+}
 void unpack(Format format, ConstRow row, bool across, int64_t pitch, float* to) {
-  products().unpack_f32(format, reinterpret_cast<const std::byte*>(row), kChunks, kLines, across, pitch, to);
+  products().unpack_f32(chunks_of(format, row), across, pitch, to);
 }
 void unpack(Format format, ConstRow row, bool across, int64_t pitch, int32_t* to) {
-  products().unpack_s32(format, reinterpret_cast<const std::byte*>(row), kChunks, kLines, across, pitch, to);
+  products().unpack_s32(chunks_of(format, row), across, pitch, to);
 }
 
 int elements_per_chunk(Format format) { return 128 / bits_of(format); }

@@ -194,13 +194,13 @@ uint32_t element_address(const MatrixTile& tile, int32_t mn, int32_t k, int32_t*
 
 void gather(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to) {
   gather_as(tile, k_rows, pitch, to, [&](const uint32_t* offsets, int count, bool across, float* part) {
-    products().unpack_f32(tile.format, window, offsets, count, across, pitch, part);
+    products().unpack_f32({tile.format, window, offsets, count}, across, pitch, part);
   });
 }
 
 void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, int32_t* to) {
   gather_as(tile, k_rows, pitch, to, [&](const uint32_t* offsets, int count, bool across, int32_t* part) {
-    products().unpack_s32(tile.format, window, offsets, count, across, pitch, part);
+    products().unpack_s32({tile.format, window, offsets, count}, across, pitch, part);
   });
 }
 

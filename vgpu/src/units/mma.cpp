@@ -58,6 +58,20 @@ bool types_exist(const MmaForm& f) {
   return (f.a == Format::bf16 || f.a == Format::tf32) && f.d == Sum::f32;
 }
 
+template <class T>
+DenseProduct<T> product_of(const MmaForm& form, const T* rows, const T* columns, T* sums) {
+  return {.m = form.m,
+          .n = kN,
+          .k = form.k,
+          .a = rows,
+          .a_pitch = form.k,
+          .b = columns,
+          .b_pitch = kN,
+          .d = sums,
+          .d_pitch = kN,
+          .accumulate = true};
+}
+
 int sum_registers(const MmaForm& form, Sum sum) {
   const int values = form.m * kN / kLanes;
   return sum == Sum::f16 ? values / 2 : values;
@@ -93,14 +107,14 @@ void mma(const MmaForm& form, const ConstRow* a, const ConstRow* b, const ConstR
     rows_from_fragment(form.a, form.m, form.k, a, rows);
     columns_from_fragment(form.b, form.k, b, columns);
     sums_from_fragment(form.c, kN, c, sums, form.m);
-    products().s32(form.m, kN, form.k, rows, form.k, columns, kN, sums, kN, true, form.saturate);
+    products().s32(product_of<int32_t>(form, rows, columns, sums), form.saturate);
     return sums_to_fragment(form.d, kN, sums, d, form.m);
   }
   float rows[kMaxM * kMaxK], columns[kMaxK * kN], sums[kMaxM * kN];
   rows_from_fragment(form.a, form.m, form.k, a, rows);
   columns_from_fragment(form.b, form.k, b, columns);
   sums_from_fragment(form.c, kN, c, sums);
-  products().f32(form.m, kN, form.k, rows, form.k, columns, kN, sums, kN, true);
+  products().f32(product_of<float>(form, rows, columns, sums));
   sums_to_fragment(form.d, kN, sums, d);
 }
 

@@ -10,21 +10,36 @@
 
 namespace tandem::vgpu::units {
 
+// d[m][n] (+)= sum of a[m][k] * b[k][n] with k <= 64. A pitch is the distance of two rows, in elements.
+template <class T>
+struct DenseProduct {
+  int m = 0, n = 0, k = 0;
+  const T* a = nullptr;
+  int64_t a_pitch = 0;
+  const T* b = nullptr;
+  int64_t b_pitch = 0;
+  T* d = nullptr;
+  int64_t d_pitch = 0;
+  bool accumulate = false;
+};
+
+// 16-byte chunks at these offsets of a window. A chunk has 4, 8 or 16 elements. 16 elements of 4 and 6 bits lie in its
+// first 8 or 12 bytes.
+struct ChunkList {
+  Format format = Format::f32;
+  const std::byte* window = nullptr;
+  const uint32_t* offsets = nullptr;
+  int count = 0;
+};
+
 struct Products {
   const char* target;
-  // d[m][n] (+)= sum of a[m][k] * b[k][n] with k <= 64. NaN becomes 0x7fffffff. Rows of a, b and d have pitches of
-  // a_pitch, b_pitch and d_pitch elements.
-  void (*f32)(int m, int n, int k, const float* a, int64_t a_pitch, const float* b, int64_t b_pitch, float* d,
-              int64_t d_pitch, bool accumulate);
+  void (*f32)(const DenseProduct<float>& product);  // NaN becomes 0x7fffffff
   // saturate: the final sum goes to the nearest end of int32, otherwise it wraps. Elements of 8 bits.
-  void (*s32)(int m, int n, int k, const int32_t* a, int64_t a_pitch, const int32_t* b, int64_t b_pitch, int32_t* d,
-              int64_t d_pitch, bool accumulate, bool saturate);
-  // Unpacks 16-byte chunks at these offsets of the window into rows of `to` with this pitch, or into its columns
-  // (across). A chunk has 4, 8 or 16 elements. 16 elements of 4 and 6 bits lie in its first 8 or 12 bytes.
-  void (*unpack_f32)(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,
-                     int64_t pitch, float* to);
-  void (*unpack_s32)(Format format, const std::byte* window, const uint32_t* offsets, int count, bool across,
-                     int64_t pitch, int32_t* to);
+  void (*s32)(const DenseProduct<int32_t>& product, bool saturate);
+  // Unpacks chunks into rows of `to` with this pitch, or into its columns (across).
+  void (*unpack_f32)(const ChunkList& chunks, bool across, int64_t pitch, float* to);
+  void (*unpack_s32)(const ChunkList& chunks, bool across, int64_t pitch, int32_t* to);
 };
 
 const Products& products();

@@ -47,10 +47,10 @@ float narrow_element(const Tmma& mma, const ALane& lane, int e) {
 }
 
 void unpack(Format format, const ALane* lanes, const uint32_t* chunks, int count, float* to) {
-  products().unpack_f32(format, reinterpret_cast<const std::byte*>(lanes), chunks, count, true, count, to);
+  products().unpack_f32({format, reinterpret_cast<const std::byte*>(lanes), chunks, count}, true, count, to);
 }
 void unpack(Format format, const ALane* lanes, const uint32_t* chunks, int count, int32_t* to) {
-  products().unpack_s32(format, reinterpret_cast<const std::byte*>(lanes), chunks, count, true, count, to);
+  products().unpack_s32({format, reinterpret_cast<const std::byte*>(lanes), chunks, count}, true, count, to);
 }
 
 // A of one part as columns: to[k][lane].
@@ -104,26 +104,34 @@ void part_of_a(const Tmma& mma, const DatapathPart& part, const SharedA<T>& shar
   if (mma.negate_a) std::transform(to, to + mma.k * part.lanes, to, [](T x) { return -x; });
 }
 
-// The factor of block `block` of k for line `line`, as the lanes of a quadrant see it. A line is a row of A, or a
-// column of B in its block of columns.
-float scale_factor(const Tmma& mma, const TensorMemory& memory, uint32_t address, int id, int quadrant, int line,
-                   int block) {
-  const uint32_t word = memory.cells[(address & 0xffff) + static_cast<uint32_t>(line / 32)][32 * quadrant + line % 32];
-  return decode(word >> (8 * (id + block)) & 0xff, mma.scale_format);
-}
+// The scale factors of one operand, as the lanes of a quadrant read them.
+struct ScaleFactors {
+  const TensorMemory& memory;
+  Format format;
+  uint32_t address;
+  int id, quadrant;
+
+  // The factor of block `block` of k for line `line`: a row of A, or a column of B in its block of columns.
+  float at(int line, int block) const {
+    const uint32_t word =
+        memory.cells[(address & 0xffff) + static_cast<uint32_t>(line / 32)][32 * quadrant + line % 32];
+    return decode(word >> (8 * (id + block)) & 0xff, format);
+  }
+};
 
 // Scales a[k][lane] and b[column][k] of a part within one quadrant.
 void scale_part(const Tmma& mma, const DatapathPart& part, const TensorMemory& memory, float* a, float* b) {
   const int quadrant = part.lane / 32;
-  const TmmaOperands& o = mma.operands;
+  const ScaleFactors a_factors = {memory, mma.scale_format, mma.operands.scale_a, mma.scale_a_id, quadrant};
+  const ScaleFactors b_factors = {memory, mma.scale_format, mma.operands.scale_b, mma.scale_b_id, quadrant};
   for (int block = 0; block < mma.k / mma.scale_block; ++block) {
     const int k_end = (block + 1) * mma.scale_block;
     for (int lane = 0; lane < part.lanes; ++lane) {
-      const float factor = scale_factor(mma, memory, o.scale_a, mma.scale_a_id, quadrant, part.row + lane, block);
+      const float factor = a_factors.at(part.row + lane, block);
       for (int k = block * mma.scale_block; k < k_end; ++k) a[k * part.lanes + lane] *= factor;
     }
     for (int column = 0; column < part.columns; ++column) {
-      const float factor = scale_factor(mma, memory, o.scale_b, mma.scale_b_id, quadrant, column, block);
+      const float factor = b_factors.at(column, block);
       for (int k = block * mma.scale_block; k < k_end; ++k) b[column * mma.k + k] *= factor;
     }
   }
@@ -163,13 +171,24 @@ void store_d(const Tmma& mma, const DatapathPart& part, const T* d, TensorMemory
         memory->cells[column0 + column][part.lane + lane] = to_cell(mma, d[column * part.lanes + lane]);
 }
 
-void multiply(const Tmma& mma, const DatapathPart& part, const float* b, const float* a, float* d, int64_t d_pitch) {
-  products().f32(part.columns, part.lanes, mma.k, b, mma.k, a, part.lanes, d, d_pitch, mma.operands.accumulate);
-}
-void multiply(const Tmma& mma, const DatapathPart& part, const int32_t* b, const int32_t* a, int32_t* d,
-              int64_t d_pitch) {
-  products().s32(part.columns, part.lanes, mma.k, b, mma.k, a, part.lanes, d, d_pitch, mma.operands.accumulate,
-                 mma.saturate);
+// d[column][lane] (+)= sum of b[column][k] * a[k][lane].
+template <class T>
+void multiply(const Tmma& mma, const DatapathPart& part, const T* b, const T* a, T* d, int64_t d_pitch) {
+  const DenseProduct<T> product = {.m = part.columns,
+                                   .n = part.lanes,
+                                   .k = mma.k,
+                                   .a = b,
+                                   .a_pitch = mma.k,
+                                   .b = a,
+                                   .b_pitch = part.lanes,
+                                   .d = d,
+                                   .d_pitch = d_pitch,
+                                   .accumulate = mma.operands.accumulate};
+  if constexpr (std::is_integral_v<T>) {
+    products().s32(product, mma.saturate);
+  } else {
+    products().f32(product);
+  }
 }
 
 // The usual case: sums in float32, in place.
@@ -205,7 +224,7 @@ void execute_as(const Tmma& mma, const std::byte* const* windows, TensorMemory* 
     }
     d.resize(static_cast<size_t>(part.columns) * static_cast<size_t>(part.lanes));
     if (mma.operands.accumulate) load_d(mma, part, *memory, d.data());
-    multiply(mma, part, part_b, a.data(), d.data(), part.lanes);
+    multiply<T>(mma, part, part_b, a.data(), d.data(), part.lanes);
     store_d(mma, part, d.data(), memory);
   });
 }

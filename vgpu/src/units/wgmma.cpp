@@ -37,41 +37,56 @@ Status tile_of(const WgmmaForm& form, bool is_a, uint64_t descriptor, uint32_t w
   return check(*tile, window_bytes);
 }
 
-// Executes all warps with operands of type T: float or int32_t.
+// Both operands as rows of float or int32_t: a[row][k] and b[k][column].
 template <class T>
-struct Operands {
+struct UnpackedOperands {
   T a[64 * kMaxK];
   T b[kMaxK * kMaxN];
 };
 
-template <class T, class Gather>
-void read_operands(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-                   Gather&& read, Operands<T>* to) {
-  read(b, true, form.n, to->b);
+void read_tile(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to) {
+  gather(tile, window, k_rows, pitch, to);
+}
+void read_tile(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, int32_t* to) {
+  gather_s32(tile, window, k_rows, pitch, to);
+}
+
+template <class T>
+void read_operands(const WgmmaForm& form, const WgmmaOperands& operands, UnpackedOperands<T>* to) {
+  read_tile(operands.b, operands.window, true, form.n, to->b);
   if (!form.a_in_registers) {
-    read(a, false, form.k, to->a);
+    read_tile(operands.a, operands.window, false, form.k, to->a);
   } else {
     for (int warp = 0; warp < 4; ++warp)
-      rows_from_fragment(form.a, kRowsOfWarp, form.k, a_registers[warp], to->a + warp * kRowsOfWarp * form.k);
+      rows_from_fragment(form.a, kRowsOfWarp, form.k, operands.a_registers[warp], to->a + warp * kRowsOfWarp * form.k);
   }
   if (form.negate_a) std::transform(to->a, to->a + 64 * form.k, to->a, [](T x) { return -x; });
   if (form.negate_b) std::transform(to->b, to->b + form.k * form.n, to->b, [](T x) { return -x; });
 }
 
-void wgmma_s32(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-               const std::byte* window, bool accumulate, Row* const* d) {
-  Operands<int32_t> operands;
-  read_operands(
-      form, a, a_registers, b,
-      [&](const MatrixTile& tile, bool k_rows, int64_t pitch, int32_t* to) {
-        gather_s32(tile, window, k_rows, pitch, to);
-      },
-      &operands);
+// Rows of D from `row` on.
+template <class T>
+DenseProduct<T> product_of(const WgmmaForm& form, const UnpackedOperands<T>& operands, int row, int rows, T* sums) {
+  return {.m = rows,
+          .n = form.n,
+          .k = form.k,
+          .a = operands.a + row * form.k,
+          .a_pitch = form.k,
+          .b = operands.b,
+          .b_pitch = form.n,
+          .d = sums,
+          .d_pitch = form.n};
+}
+
+void wgmma_s32(const WgmmaForm& form, const WgmmaOperands& operands, bool accumulate, Row* const* d) {
+  UnpackedOperands<int32_t> unpacked;
+  read_operands(form, operands, &unpacked);
   int32_t sums[kRowsOfWarp * kMaxN];
   for (int warp = 0; warp < 4; ++warp) {
     if (accumulate) sums_from_fragment(Sum::s32, form.n, d[warp], sums);
-    products().s32(kRowsOfWarp, form.n, form.k, operands.a + warp * kRowsOfWarp * form.k, form.k, operands.b, form.n,
-                   sums, form.n, accumulate, form.saturate);
+    DenseProduct<int32_t> product = product_of(form, unpacked, warp * kRowsOfWarp, kRowsOfWarp, sums);
+    product.accumulate = accumulate;
+    products().s32(product, form.saturate);
     sums_to_fragment(Sum::s32, form.n, sums, d[warp]);
   }
 }
@@ -106,12 +121,11 @@ Status b_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes,
   return tile_of(form, false, descriptor, window_bytes, tile);
 }
 
-void wgmma(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-           const std::byte* window, bool accumulate, Row* const* d) {
-  if (form.d == Sum::s32) return wgmma_s32(form, a, a_registers, b, window, accumulate, d);
+void wgmma(const WgmmaForm& form, const WgmmaOperands& operands, bool accumulate, Row* const* d) {
+  if (form.d == Sum::s32) return wgmma_s32(form, operands, accumulate, d);
   float sums[kWgmmaSums];
   if (accumulate) load_sums(form, d, sums);
-  wgmma_sums(form, a, a_registers, b, window, accumulate, sums);
+  wgmma_sums(form, operands, accumulate, sums);
   store_sums(form, sums, d);
 }
 
@@ -123,14 +137,12 @@ void store_sums(const WgmmaForm& form, const float* sums, Row* const* d) {
   for (int warp = 0; warp < 4; ++warp) sums_to_fragment(form.d, form.n, sums + warp * kRowsOfWarp * form.n, d[warp]);
 }
 
-void wgmma_sums(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-                const std::byte* window, bool accumulate, float* sums) {
-  Operands<float> operands;
-  read_operands(
-      form, a, a_registers, b,
-      [&](const MatrixTile& tile, bool k_rows, int64_t pitch, float* to) { gather(tile, window, k_rows, pitch, to); },
-      &operands);
-  products().f32(4 * kRowsOfWarp, form.n, form.k, operands.a, form.k, operands.b, form.n, sums, form.n, accumulate);
+void wgmma_sums(const WgmmaForm& form, const WgmmaOperands& operands, bool accumulate, float* sums) {
+  UnpackedOperands<float> unpacked;
+  read_operands(form, operands, &unpacked);
+  DenseProduct<float> product = product_of(form, unpacked, 0, 4 * kRowsOfWarp, sums);
+  product.accumulate = accumulate;
+  products().f32(product);
 }
 
 }  // namespace tandem::vgpu::units

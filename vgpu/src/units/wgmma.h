@@ -40,17 +40,22 @@ inline constexpr int kWgmmaARegisters = 4;  // per warp
 Status a_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes, MatrixTile* tile);
 Status b_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes, MatrixTile* tile);
 
-// D (+)= A B for the four warps of a warpgroup: d[warp][register], a_registers[warp][register] (null if A is in shared
-// memory, a then is its tile).
-void wgmma(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-           const std::byte* window, bool accumulate, Row* const* d);
+// A and B of a wgmma. A is in registers, a_registers[warp][register], or is a tile of shared memory: null.
+struct WgmmaOperands {
+  const MatrixTile& a;
+  const ConstRow* const* a_registers;
+  const MatrixTile& b;
+  const std::byte* window;  // the block's shared memory
+};
+
+// D (+)= A B for the four warps of a warpgroup: d[warp][register].
+void wgmma(const WgmmaForm& form, const WgmmaOperands& operands, bool accumulate, Row* const* d);
 
 // The same for sums in float32 that stay outside of registers between products: sums[row * n + column] of 64 rows.
 inline constexpr int kWgmmaSums = 64 * 256;
 void load_sums(const WgmmaForm& form, Row* const* d, float* sums);
 void store_sums(const WgmmaForm& form, const float* sums, Row* const* d);
-void wgmma_sums(const WgmmaForm& form, const MatrixTile& a, const ConstRow* const* a_registers, const MatrixTile& b,
-                const std::byte* window, bool accumulate, float* sums);
+void wgmma_sums(const WgmmaForm& form, const WgmmaOperands& operands, bool accumulate, float* sums);
 
 // mma.sync.aligned: dense forms. D = A B + C.
 struct MmaForm {

@@ -290,48 +290,69 @@ std::string instruction_of(const WgmmaForm& f) {
 constexpr u32 kBase = 1024;  // possible begin of dynamic shared memory
 constexpr u32 kImage = 112 * 1024;
 
+// Operands of a wgmma. Register r of thread t is at 128 r + t. The registers of D precede the registers of A.
+struct WgmmaData {
+  Canonical a, b;
+  std::vector<u32> window, registers;
+};
+
+WgmmaData random_data(Random& random, const WgmmaCase& c) {
+  const WgmmaForm& form = c.form;
+  const auto T = elements_per_chunk(form.a, false);
+  const auto layout = [&](MatrixSwizzle swizzle, bool mn_major, int mn) {
+    return random_canonical(random, swizzle, mn_major, static_cast<u32>(mn_major ? mn : form.k) / T,
+                            static_cast<u32>(mn_major ? form.k : mn));
+  };
+  WgmmaData data;
+  data.a = layout(c.swizzle_a, form.transpose_a, 64);
+  data.b = layout(c.swizzle_b, form.transpose_b, form.n);
+  data.b.start += 36 * 1024;
+  data.window.resize((kBase + kImage) / 4);
+  for (size_t i = 0; i < data.window.size(); ++i)
+    data.window[i] = small_word(random, 4 * i < 36 * 1024 + kBase ? form.a : form.b);
+  const int nd = d_registers(form), na = form.a_in_registers ? kWgmmaARegisters : 0;
+  data.registers.resize(wide(128 * (nd + na)));
+  for (size_t i = 0; i < data.registers.size(); ++i) {
+    const bool is_d = i < wide(128 * nd);
+    const Format sums = form.d == Sum::f16 ? Format::f16 : Format::f32;
+    data.registers[i] = is_d && form.d == Sum::s32 ? static_cast<u32>(random.between(-60, 60))
+                                                   : small_word(random, is_d ? sums : form.a);
+  }
+  return data;
+}
+
+// The registers after the product, in four warps of rows of 32 lanes.
+void expected_registers(const WgmmaCase& c, const WgmmaData& data, std::vector<u32>* expected) {
+  const WgmmaForm& form = c.form;
+  MatrixTile a_matrix, b_matrix;
+  const Status a_status = form.a_in_registers ? Status{} : a_tile(form, data.a.wgmma(), kBase + kImage, &a_matrix);
+  ASSERT_TRUE(a_status.ok()) << a_status.message;
+  const Status status = b_tile(form, data.b.wgmma(), kBase + kImage, &b_matrix);
+  ASSERT_TRUE(status.ok()) << status.message;
+  const int nd = d_registers(form), na = form.a_in_registers ? kWgmmaARegisters : 0;
+  *expected = data.registers;
+  std::vector<std::vector<Row>> d(4);
+  std::vector<std::vector<ConstRow>> a(4);
+  std::array<Row*, 4> d_warps;
+  std::array<const ConstRow*, 4> a_warps;
+  for (size_t warp = 0; warp < 4; ++warp) {
+    for (int r = 0; r < nd; ++r) d[warp].push_back(expected->data() + 128 * r + 32 * warp);
+    for (int r = 0; r < na; ++r) a[warp].push_back(data.registers.data() + 128 * (nd + r) + 32 * warp);
+    d_warps[warp] = d[warp].data(), a_warps[warp] = a[warp].data();
+  }
+  const auto* const window = reinterpret_cast<const std::byte*>(data.window.data());
+  wgmma(form, {a_matrix, a_warps.data(), b_matrix, window}, c.accumulate, d_warps.data());
+}
+
 void try_wgmma(Random& random, const WgmmaCase& c) {
   const WgmmaForm& form = c.form;
   SCOPED_TRACE(instruction_of(form));
   ASSERT_TRUE(check(form).ok()) << check(form).message;
-  const auto T = elements_per_chunk(form.a, false);
-  const auto layout = [&](MatrixSwizzle swizzle, bool mn_major, int mn) {
-    Canonical l = random_canonical(random, swizzle, mn_major, static_cast<u32>(mn_major ? mn : form.k) / T,
-                                   static_cast<u32>(mn_major ? form.k : mn));
-    return l;
-  };
-  Canonical a = layout(c.swizzle_a, form.transpose_a, 64), b = layout(c.swizzle_b, form.transpose_b, form.n);
-  b.start += 36 * 1024;
-  std::vector<u32> window((kBase + kImage) / 4);
-  for (size_t i = 0; i < window.size(); ++i)
-    window[i] = small_word(random, 4 * i < 36 * 1024 + kBase ? form.a : form.b);
+  const WgmmaData data = random_data(random, c);
+  std::vector<u32> expected;
+  expected_registers(c, data, &expected);
+  if (testing::Test::HasFatalFailure()) return;
   const int nd = d_registers(form), na = form.a_in_registers ? kWgmmaARegisters : 0;
-  std::vector<u32> in(static_cast<size_t>(128 * (nd + na)));
-  for (size_t i = 0; i < in.size(); ++i) {
-    const bool is_d = i < wide(128 * nd);
-    const Format sums = form.d == Sum::f16 ? Format::f16 : Format::f32;
-    in[i] = is_d && form.d == Sum::s32 ? static_cast<u32>(random.between(-60, 60))
-                                       : small_word(random, is_d ? sums : form.a);
-  }
-
-  // The results: rows of 32 lanes of the four warps, register r of thread t at 128 r + t.
-  MatrixTile a_matrix, b_matrix;
-  const Status a_status = form.a_in_registers ? Status{} : a_tile(form, a.wgmma(), kBase + kImage, &a_matrix);
-  ASSERT_TRUE(a_status.ok()) << a_status.message;
-  const Status status = b_tile(form, b.wgmma(), kBase + kImage, &b_matrix);
-  ASSERT_TRUE(status.ok()) << status.message;
-  std::vector<u32> want = in;
-  std::vector<std::vector<Row>> d(4);
-  std::vector<std::vector<ConstRow>> registers(4);
-  std::array<Row*, 4> d_warps;
-  std::array<const ConstRow*, 4> a_warps;
-  for (size_t warp = 0; warp < 4; ++warp) {
-    for (int r = 0; r < nd; ++r) d[warp].push_back(want.data() + 128 * r + 32 * warp);
-    for (int r = 0; r < na; ++r) registers[warp].push_back(in.data() + 128 * (nd + r) + 32 * warp);
-    d_warps[warp] = d[warp].data(), a_warps[warp] = registers[warp].data();
-  }
-  wgmma(form, a_matrix, a_warps.data(), b_matrix, reinterpret_cast<const std::byte*>(window.data()), c.accumulate,
-        d_warps.data());
 
   BenchKernel kernel;
   kernel.needs = Needs::hopper;
@@ -369,18 +390,19 @@ void try_wgmma(Random& random, const WgmmaCase& c) {
            ";\nshr.u32 x, x, 4;\nand.b32 x, x, 0x3fff;\ncvt.u64.u32 where, x;\nmov.b64 " + name + ", " +
            std::to_string(l.wgmma() & ~u64{0x3fff}) + ";\nor.b64 " + name + ", " + name + ", where;\n";
   };
-  if (!form.a_in_registers) body += descriptor("da", a);
-  body += descriptor("db", b) + "setp.ne.b32 p, " + (c.accumulate ? "1" : "0") + ", 0;\nwgmma.fence.sync.aligned;\n" +
-          instruction_of(form) + "\nwgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
+  if (!form.a_in_registers) body += descriptor("da", data.a);
+  body += descriptor("db", data.b) + "setp.ne.b32 p, " + (c.accumulate ? "1" : "0") +
+          ", 0;\nwgmma.fence.sync.aligned;\n" + instruction_of(form) +
+          "\nwgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n";
   for (int r = 0; r < nd; ++r)
     body += "st.global.b32 [out+" + std::to_string(512 * r) + "], d" + std::to_string(r) + ";\n";
   kernel.block = {128, 1, 1};
   kernel.dynamic_smem_bytes = kImage;
-  kernel.memory = {Memory::in(std::vector<u32>(window.begin() + kBase / 4, window.end())), Memory::in(in),
-                   Memory::out(wide(512 * nd))};
+  kernel.memory = {Memory::in(std::vector<u32>(data.window.begin() + kBase / 4, data.window.end())),
+                   Memory::in(data.registers), Memory::out(wide(512 * nd))};
   on_each(kernel, [&](const Bench&, const BenchKernel& done) {
     for (size_t i = 0; i < wide(128 * nd); ++i)
-      ASSERT_EQ(done.memory[2].at<u32>(i), want[i]) << "register " << i / 128 << " of thread " << i % 128;
+      ASSERT_EQ(done.memory[2].at<u32>(i), expected[i]) << "register " << i / 128 << " of thread " << i % 128;
   });
 }
 

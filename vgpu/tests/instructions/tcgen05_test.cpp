@@ -30,15 +30,10 @@ std::string registers(const std::string& name, int count) {
   return text + "}";
 }
 
-// A kernel of one block or a pair fills shared memory from p0 and tensor memory from p1 (by columns). The end stores
-// tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to
-// r127. It also has taddr, quad (taddr at the warp's lanes), bar and bar2 (mbarriers of one arrival, next parity 0).
-BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
-                      int group) {
-  const std::string g = std::to_string(group);
-  BenchKernel kernel;
-  kernel.needs = Needs::blackwell;
-  kernel.body = R"(
+// Declares registers, fills shared memory, initialises the mbarriers and allocates tensor memory.
+std::string prologue(int group) {
+  const std::string g = number(static_cast<u64>(group));
+  return R"(
   .reg .b32 t, warp, lane, rank, x, y, at, bar, bar2, taddr, quad, idesc, v<4>, r<128>;
   .reg .b64 image, in, out, wide, where, da, db;
   .reg .pred p, q, always, w0;
@@ -60,11 +55,11 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
   mov.u32 bar, barriers;
   add.u32 bar2, bar, 8;
   mad.wide.u32 image, rank, )" +
-                number(kImage) + R"(, image;
+         number(kImage) + R"(, image;
   mad.wide.u32 in, rank, )" +
-                number(4 * kCells) + R"(, in;
+         number(4 * kCells) + R"(, in;
   mad.wide.u32 out, rank, )" +
-                number(4 * kCells) + R"(, out;
+         number(4 * kCells) + R"(, out;
   mul.lo.u32 x, t, 16;
   fill:
   add.u32 y, at, x;
@@ -74,7 +69,7 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
   st.shared.v4.b32 [y], {v0, v1, v2, v3};
   add.u32 x, x, 2048;
   setp.lt.u32 q, x, )" +
-                number(kImage) + R"(;
+         number(kImage) + R"(;
   @q bra fill;
   fence.proxy.async.shared::cta;
   setp.eq.u32 q, t, 0;
@@ -86,9 +81,9 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
   barrier.cluster.wait.aligned;
   @!w0 bra allocated_;
   tcgen05.alloc.cta_group::)" +
-                g + R"(.sync.aligned.shared::cta.b32 [y], 512;
+         g + R"(.sync.aligned.shared::cta.b32 [y], 512;
   tcgen05.relinquish_alloc_permit.cta_group::)" +
-                g + R"(.sync.aligned;
+         g + R"(.sync.aligned;
   allocated_:
   bar.sync 0;
   barrier.cluster.arrive.aligned;
@@ -99,16 +94,28 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
   mad.wide.u32 in, t, 4, in;
   mad.wide.u32 out, t, 4, out;
 )";
+}
+
+// Orders tensor memory and the threads of all blocks.
+const char* const kSettle =
+    "tcgen05.fence::before_thread_sync;\nbar.sync "
+    "0;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\ntcgen05.fence::after_thread_sync;\n";
+
+// A kernel of one block or a pair fills shared memory from p0 and tensor memory from p1 (by columns). The end stores
+// tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to
+// r127. It also has taddr, quad (taddr at the warp's lanes), bar and bar2 (mbarriers of one arrival, next parity 0).
+BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
+                      int group) {
+  BenchKernel kernel;
+  kernel.needs = Needs::blackwell;
+  kernel.body = prologue(group);
   for (u32 chunk = 0; chunk < 16; ++chunk) {
     for (u32 i = 0; i < 32; ++i)
       kernel.body += "ld.global.b32 r" + number(i) + ", [in+" + number(512 * (32 * chunk + i)) + "];\n";
     kernel.body += "add.u32 x, quad, " + number(32 * chunk) + ";\ntcgen05.st.sync.aligned.32x32b.x32.b32 [x], " +
                    registers("r", 32) + ";\n";
   }
-  const std::string settle =
-      "tcgen05.fence::before_thread_sync;\nbar.sync "
-      "0;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\ntcgen05.fence::after_thread_sync;\n";
-  kernel.body += "tcgen05.wait::st.sync.aligned;\n" + settle + body + "\n" + settle;
+  kernel.body += std::string("tcgen05.wait::st.sync.aligned;\n") + kSettle + body + "\n" + kSettle;
   for (u32 chunk = 0; chunk < 16; ++chunk) {
     kernel.body += "add.u32 x, quad, " + number(32 * chunk) + ";\ntcgen05.ld.sync.aligned.32x32b.x32.b32 " +
                    registers("r", 32) + ", [x];\ntcgen05.wait::ld.sync.aligned;\n";
@@ -116,7 +123,7 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
       kernel.body += "st.global.b32 [out+" + number(512 * (32 * chunk + i)) + "], r" + number(i) + ";\n";
   }
   kernel.body +=
-      settle + "@!w0 bra freed;\ntcgen05.dealloc.cta_group::" + g +
+      kSettle + std::string("@!w0 bra freed;\ntcgen05.dealloc.cta_group::") + number(static_cast<u64>(group)) +
       ".sync.aligned.b32 taddr, 512;\nfreed:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;";
   kernel.directives = group == 2 ? ".explicitcluster" : "";
   kernel.grid = kernel.cluster = {static_cast<u32>(group), 1, 1};

@@ -200,17 +200,17 @@ TEST(Integers, AreTheirValue) {
 
 // Carries of random bits: over all random bits, a value rounds away as often as its discarded part demands.
 TEST(Stochastic, RoundsInProportion) {
-  struct Sample {
+  struct Rounded {
     Format format;
     int bits;
     float x;
     uint32_t low;     // code below x
     double fraction;  // fraction of the distance to the next value
   };
-  for (const Sample& s :
-       {Sample{Format::bf16, 16, 1 + 0x1p-8f, 0x3f80, 0.5}, Sample{Format::bf16, 16, -(1 + 0x1p-9f), 0xbf80, 0.25},
-        Sample{Format::f16, 13, 1 + 3 * 0x1p-12f, 0x3c00, 0.75}, Sample{Format::e4m3, 16, 1.0625f, 0x38, 0.5},
-        Sample{Format::e2m1, 8, 1.125f, 0x2, 0.25}, Sample{Format::bf16, 16, 1.5f, 0x3fc0, 0}}) {
+  for (const Rounded& s :
+       {Rounded{Format::bf16, 16, 1 + 0x1p-8f, 0x3f80, 0.5}, Rounded{Format::bf16, 16, -(1 + 0x1p-9f), 0xbf80, 0.25},
+        Rounded{Format::f16, 13, 1 + 3 * 0x1p-12f, 0x3c00, 0.75}, Rounded{Format::e4m3, 16, 1.0625f, 0x38, 0.5},
+        Rounded{Format::e2m1, 8, 1.125f, 0x2, 0.25}, Rounded{Format::bf16, 16, 1.5f, 0x3fc0, 0}}) {
     uint32_t up = 0;
     for (uint32_t random = 0; random < 1u << s.bits; ++random) {
       const uint32_t code = encode_stochastic(s.x, s.format, random, s.bits);

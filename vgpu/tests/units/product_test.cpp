@@ -33,7 +33,7 @@ TEST(Product, MatchesDoubleWithinTheRoundingOfItsSums) {
       std::vector<float> first;
       for (const Products* products : all_products()) {
         std::vector<float> d = before;
-        products->f32(s.m, s.n, s.k, a.data(), a_pitch, b.data(), b_pitch, d.data(), d_pitch, accumulate);
+        products->f32({s.m, s.n, s.k, a.data(), a_pitch, b.data(), b_pitch, d.data(), d_pitch, accumulate});
         if (first.empty()) first = d;
         ASSERT_EQ(d, first) << products->target << " differs from " << all_products()[0]->target;
       }
@@ -60,7 +60,7 @@ TEST(Product, SumsInOrder) {
   const float a[] = {4096, 1, 1}, b[] = {4096, 1, 1};
   for (const Products* products : all_products()) {
     float d = 0;
-    products->f32(1, 1, 3, a, 3, b, 1, &d, 1, false);
+    products->f32({1, 1, 3, a, 3, b, 1, &d, 1, false});
     EXPECT_EQ(d, 0x1p24f) << products->target;
   }
 }
@@ -80,7 +80,7 @@ TEST(Product, IntegersWrapOrSaturate) {
         }
         for (const Products* products : all_products()) {
           std::vector<int32_t> d = before;
-          products->s32(s.m, s.n, s.k, a.data(), s.k, b.data(), s.n, d.data(), s.n, accumulate, saturate);
+          products->s32({s.m, s.n, s.k, a.data(), s.k, b.data(), s.n, d.data(), s.n, accumulate}, saturate);
           for (int i = 0; i < s.m; ++i)
             for (int j = 0; j < s.n; ++j) {
               int64_t sum = accumulate ? before[wide(i * s.n + j)] : 0;
@@ -109,9 +109,9 @@ TEST(Product, UnpacksChunksOfEveryFormat) {
           std::vector<float> to(static_cast<size_t>(pitch * (across ? T : count)), -7);
           std::vector<int32_t> integers(to.size(), -7);
           const bool integer = format == Format::s8 || format == Format::u8;
-          products->unpack_f32(format, window.data(), offsets.data(), count, across, pitch, to.data());
-          if (integer)
-            products->unpack_s32(format, window.data(), offsets.data(), count, across, pitch, integers.data());
+          const ChunkList chunks = {format, window.data(), offsets.data(), count};
+          products->unpack_f32(chunks, across, pitch, to.data());
+          if (integer) products->unpack_s32(chunks, across, pitch, integers.data());
           for (int i = 0; i < count; ++i)
             for (int j = 0; j < T; ++j) {
               const auto bits = static_cast<uint32_t>(bits_of(format));

@@ -134,6 +134,18 @@ void put_a_in_tmem(const Trial& t, const Plain& a, Pair* pair) {
       }
 }
 
+void put_d(Random& random, const Trial& t, Pair* pair) {
+  for (int m = 0; m < t.m; ++m)
+    for (int n = 0; n < t.n; ++n) {
+      const ColumnPlace p = d_place(t, m, n);
+      const auto before = static_cast<double>(random.between(-40, 40));
+      uint32_t& cell = pair->memories[p.cta]->cells[kD + p.column][p.lane];
+      if (t.d == Sum::s32) cell = static_cast<uint32_t>(static_cast<int32_t>(before));
+      if (t.d == Sum::f32) cell = encode(static_cast<float>(before), Format::f32);
+      if (t.d == Sum::f16) cell = (cell & 0xffff0000) | encode(static_cast<float>(before), Format::f16);
+    }
+}
+
 // Scale factors of A's rows and of B's columns, in all quadrants that use them.
 struct Scales {
   std::vector<double> a, b;
@@ -247,15 +259,7 @@ void run(Random& random, const Trial& t) {
   if (t.a_in_tmem) put_a_in_tmem(t, a, &pair);
   Scales scales;
   if (t.scaled()) scales = put_scales(random, t, &pair);
-  for (int m = 0; m < t.m && t.accumulate; ++m)
-    for (int n = 0; n < t.n; ++n) {
-      const ColumnPlace p = d_place(t, m, n);
-      const auto before = static_cast<double>(random.between(-40, 40));
-      uint32_t& cell = pair.memories[p.cta]->cells[kD + p.column][p.lane];
-      if (t.d == Sum::s32) cell = static_cast<uint32_t>(static_cast<int32_t>(before));
-      if (t.d == Sum::f32) cell = encode(static_cast<float>(before), Format::f32);
-      if (t.d == Sum::f16) cell = (cell & 0xffff0000) | encode(static_cast<float>(before), Format::f16);
-    }
+  if (t.accumulate) put_d(random, t, &pair);
 
   const Prepared prepared = prepare(t, a_layout, b_layout);
   Tmma mma;

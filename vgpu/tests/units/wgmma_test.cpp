@@ -112,8 +112,8 @@ void run(Random& random, const WgmmaForm& form, MatrixSwizzle swizzle_a, MatrixS
     want[wide(row * form.n + column)] =
         form.d == Sum::f16 ? decode(encode(static_cast<float>(sum), Format::f16), Format::f16) : sum;
   });
-  wgmma(form, a_matrix, form.a_in_registers ? a_registers.const_warps.data() : nullptr, b_matrix, window.data(),
-        accumulate, d.warps.data());
+  const auto* const a_rows = form.a_in_registers ? a_registers.const_warps.data() : nullptr;
+  wgmma(form, {a_matrix, a_rows, b_matrix, window.data()}, accumulate, d.warps.data());
   for_each_sum(form, [&](int t, int r, int row, int column) {
     ASSERT_EQ(sum_of(read_sum(d, form, t, r), form.d), want[static_cast<size_t>(row * form.n + column)])
         << name_of(form.a) << " n " << form.n << " at " << row << "," << column;
@@ -176,7 +176,7 @@ TEST(Wgmma, IntegersSaturateOnlyOnRequest) {
     ASSERT_TRUE(b_tile(form, layout.wgmma(), kWindowBytes, &b).ok());
     Registers d(random, d_registers(form));
     for (auto& row : d.rows) row.fill(INT32_MAX - 5);
-    wgmma(form, a, nullptr, b, window.data(), true, d.warps.data());
+    wgmma(form, {a, nullptr, b, window.data()}, true, d.warps.data());
     const uint32_t wrapped = static_cast<uint32_t>(INT32_MAX) - 5 + 32 * 255 * 255;
     for (const auto& row : d.rows)
       for (const uint32_t x : row) ASSERT_EQ(x, saturate ? static_cast<uint32_t>(INT32_MAX) : wrapped);
@@ -194,7 +194,7 @@ TEST(Wgmma, NaNIsTheGpus) {
   ASSERT_TRUE(a_tile(form, layout.wgmma(), kWindowBytes, &a).ok());
   ASSERT_TRUE(b_tile(form, layout.wgmma(), kWindowBytes, &b).ok());
   Registers d(random, d_registers(form));
-  wgmma(form, a, nullptr, b, window.data(), false, d.warps.data());
+  wgmma(form, {a, nullptr, b, window.data()}, false, d.warps.data());
   for (const auto& row : d.rows)
     for (const uint32_t x : row) ASSERT_EQ(x, 0x7fffffffu);
 }

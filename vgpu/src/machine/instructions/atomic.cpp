@@ -153,7 +153,7 @@ void one(Context& context, const AtomicDetail& d, const Places& places, uint32_t
 Step atomic_op(Context& context, const Op& op) {
   const auto& detail = op.as<AtomicDetail>();
   Places places;
-  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  if (!resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places)) return Step::end;
   bool changed = false;
   const bool misaligned = [&] {
     bool any = false;

@@ -11,7 +11,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-Groups& groups_of(Warp& warp, uint32_t lane, bool bulk) {
+AsyncGroups& groups_of(Warp& warp, uint32_t lane, bool bulk) {
   if (warp.lane_groups.empty()) warp.lane_groups.resize(kLanes);
   return bulk ? warp.lane_groups[lane].bulk : warp.lane_groups[lane].cp_async;
 }
@@ -25,7 +25,7 @@ struct GroupDetail : Detail {
 Step commit_op(Context& context, const Op& op) {
   const auto& detail = op.as<GroupDetail>();
   TANDEM_EACH_LANE(lane, context.mask) {
-    Groups& groups = groups_of(context.warp, lane, detail.bulk);
+    AsyncGroups& groups = groups_of(context.warp, lane, detail.bulk);
     groups.committed.push_back(groups.open ? std::move(groups.open) : std::make_shared<Progress>());
     groups.open = nullptr;
     while (groups.committed.size() > 64 && groups.committed.front()->left == 0) groups.committed.pop_front();
@@ -39,13 +39,13 @@ Step wait_op(Context& context, const Op& op) {
   const auto& detail = op.as<GroupDetail>();
   const WaitKind kind = detail.bulk ? WaitKind::bulk : WaitKind::cp_async;
   TANDEM_EACH_LANE(lane, context.mask) {
-    const Groups& groups = groups_of(context.warp, lane, detail.bulk);
+    const AsyncGroups& groups = groups_of(context.warp, lane, detail.bulk);
     for (size_t n = 0; n + detail.pending < groups.committed.size(); ++n)
       if (groups.committed[n]->left != 0) return context.wait(kind, detail.pending);
     if (detail.all && groups.open && groups.open->left != 0) return context.wait(kind);
   }
   TANDEM_EACH_LANE(lane, context.mask) {
-    Groups& groups = groups_of(context.warp, lane, detail.bulk);
+    AsyncGroups& groups = groups_of(context.warp, lane, detail.bulk);
     while (groups.committed.size() > detail.pending) groups.committed.pop_front();
     if (detail.all) groups.open = nullptr;
   }
@@ -89,7 +89,7 @@ Status decode_groups(Builder& b, const Instruction& i) {
 }
 
 std::shared_ptr<Progress> open_group(Warp& warp, uint32_t lane, bool bulk) {
-  Groups& groups = groups_of(warp, lane, bulk);
+  AsyncGroups& groups = groups_of(warp, lane, bulk);
   if (!groups.open) groups.open = std::make_shared<Progress>();
   return groups.open;
 }

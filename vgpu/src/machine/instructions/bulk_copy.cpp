@@ -34,20 +34,24 @@ struct End {
   uint64_t address = 0;    // as observers have it
 };
 
-bool resolve_end(Context& context, const Op& op, uint64_t address, bool global, bool cluster, uint32_t bytes,
-                 End* end) {
-  if (address % kGranule != 0 &&
-      !context.finds(Rule::misaligned, op, "", "the address of a bulk copy is a multiple of 16", true))
+bool is_aligned(Context& context, const Op& op, uint64_t address) {
+  return address % kGranule == 0 ||
+         context.finds(Rule::misaligned, op, "", "the address of a bulk copy is a multiple of 16", true);
+}
+
+bool resolve_global_end(Context& context, const Op& op, uint64_t address, uint32_t bytes, End* end) {
+  if (!is_aligned(context, op, address)) return false;
+  if (address < 0x10000 || address >= kSharedWindow) {
+    context.finds(Rule::wrong_space, op, "", "the address is not in global memory: " + hex_place(address, bytes), true);
     return false;
-  if (global) {
-    if (address < 0x10000 || address >= kSharedWindow) {
-      context.finds(Rule::wrong_space, op, "", "the address is not in global memory: " + hex_place(address, bytes),
-                    true);
-      return false;
-    }
-    *end = {reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address)), nullptr, address};
-    return true;
   }
+  *end = {reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address)), nullptr, address};
+  return true;
+}
+
+// cluster: the address has the rank of a block.
+bool resolve_shared_end(Context& context, const Op& op, uint64_t address, bool cluster, uint32_t bytes, End* end) {
+  if (!is_aligned(context, op, address)) return false;
   SharedPlace place;
   if (!resolve_shared(context, op, address, cluster, bytes, &place)) return false;
   *end = {place.block->shared.data() + place.offset, place.block, place.offset};
@@ -91,8 +95,13 @@ bool issue_lane(Context& context, const Op& op, const BulkDetail& detail, uint32
     return false;
   const bool load = detail.direction == Direction::load, store = detail.direction == Direction::store;
   End to, from;
-  if (!resolve_end(context, op, value_of(context, detail, detail.from, lane), load, false, bytes, &from)) return false;
-  if (!resolve_end(context, op, value_of(context, detail, detail.to, lane), store, detail.cluster, bytes, &to))
+  const uint64_t source = value_of(context, detail, detail.from, lane);
+  const uint64_t target = value_of(context, detail, detail.to, lane);
+  if (!(load ? resolve_global_end(context, op, source, bytes, &from)
+             : resolve_shared_end(context, op, source, false, bytes, &from)))
+    return false;
+  if (!(store ? resolve_global_end(context, op, target, bytes, &to)
+              : resolve_shared_end(context, op, target, detail.cluster, bytes, &to)))
     return false;
   std::vector<End> destinations;
   if (detail.multicast < 0)

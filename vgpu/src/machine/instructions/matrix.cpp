@@ -24,7 +24,7 @@ bool row_addresses(Context& context, const Op& op, const MatrixDetail& detail, u
   const int count = units::row_addresses(detail.access);
   context.mask &= count == kLanes ? kAllLanes : (1u << count) - 1;
   Places places;
-  const bool ok = resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places);
+  const bool ok = resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places);
   TANDEM_EACH_LANE(lane, context.mask) addresses[lane] = static_cast<uint32_t>(places.address[lane]);
   const bool shared = ok && places.shared == context.mask;
   context.mask = all;

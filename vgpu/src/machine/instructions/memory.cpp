@@ -94,7 +94,7 @@ void load_lanes(Context& context, const AccessDetail& detail, const Places& plac
 Step load_op(Context& context, const Op& op) {
   const auto& detail = op.as<AccessDetail>();
   Places places;
-  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  if (!resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places)) return Step::end;
   if (detail.form.atomic && places.global != 0)
     load_lanes<__ATOMIC_ACQUIRE>(context, detail, places);
   else
@@ -158,7 +158,7 @@ Step store_op(Context& context, const Op& op) {
   Places places;
   const Stored stored(context, detail, places);
   if (!detail.form.atomic) places.stored = &stored;
-  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  if (!resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places)) return Step::end;
   ++context.cluster.events;
   if (detail.form.atomic && places.global != 0)
     store_lanes<__ATOMIC_RELEASE>(context, detail, places);

@@ -65,7 +65,7 @@ Step write_address(Context& context, const Op& op, const ManagementDetail& detai
   const uint32_t all = context.mask;
   context.mask = 1u << first_lane(all);  // the store of one thread
   Places places;
-  const bool ok = resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places);
+  const bool ok = resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places);
   const auto lane = static_cast<uint32_t>(first_lane(all));
   if (ok && (places.nothing >> lane & 1) == 0) std::memcpy(places.at[lane], &column, 4);
   context.mask = all;

@@ -27,7 +27,7 @@ struct ReplaceDetail : Detail {  // in: address, value; index of the dimension i
 Step replace_op(Context& context, const Op& op) {
   const auto& detail = op.as<ReplaceDetail>();
   Places places;
-  if (!resolve(context, op, detail.form, detail.in[0], detail.wide_address, detail.offset, &places)) return Step::end;
+  if (!resolve(context, op, detail.form, {detail.in[0], detail.wide_address, detail.offset}, &places)) return Step::end;
   TANDEM_EACH_LANE(lane, context.mask & ~places.nothing) {
     const uint64_t value =
         detail.wide_value ? context.row<uint64_t>(detail.in[1])[lane] : context.row(detail.in[1])[lane];
@@ -90,8 +90,8 @@ Step copy_op(Context& context, const Op& op) {
   context.mask = 1u << first_lane(all);  // the accesses of one thread
   const auto lane = static_cast<uint32_t>(first_lane(all));
   Places to, from;
-  const bool ok = resolve(context, op, detail.from, detail.in[1], detail.wide_from, detail.from_offset, &from) &&
-                  resolve(context, op, detail.to, detail.in[0], detail.wide_to, detail.to_offset, &to);
+  const bool ok = resolve(context, op, detail.from, {detail.in[1], detail.wide_from, detail.from_offset}, &from) &&
+                  resolve(context, op, detail.to, {detail.in[0], detail.wide_to, detail.to_offset}, &to);
   if (ok && ((to.nothing | from.nothing) >> lane & 1) == 0) std::memcpy(to.at[lane], from.at[lane], kMapBytes);
   context.mask = all;
   ++context.cluster.events;

@@ -57,20 +57,20 @@ void multiply(Block& block, size_t group, const Wgmma& wgmma) {
     for (size_t n = 0; n < detail.a_count; ++n)
       a[w][n] = reinterpret_cast<const uint32_t*>(block.warps[group * kWarps + w].registers + detail.in[n]);
   const auto* const a_rows = detail.form.a_in_registers ? a_lists : nullptr;
-  const std::byte* const window = block.shared.data();
+  const units::WgmmaOperands operands = {wgmma.a_tile, a_rows, wgmma.b_tile, block.shared.data()};
   const bool same = warpgroup.unwritten != nullptr && warpgroup.unwritten->form.n == detail.form.n &&
                     warpgroup.unwritten->out == detail.out;
   if (!same) write_sums(block, group);
   if (detail.form.d != units::Sum::f32) {
     write_sums(block, group);
     const SumRegisters d(block, group, detail);
-    units::wgmma(detail.form, wgmma.a_tile, a_rows, wgmma.b_tile, window, wgmma.accumulate, d.lists);
+    units::wgmma(detail.form, operands, wgmma.accumulate, d.lists);
     return;
   }
   warpgroup.sums.resize(units::kWgmmaSums);
   float* const sums = warpgroup.sums.data();
   if (!same && wgmma.accumulate) units::load_sums(detail.form, SumRegisters(block, group, detail).lists, sums);
-  units::wgmma_sums(detail.form, wgmma.a_tile, a_rows, wgmma.b_tile, window, wgmma.accumulate, sums);
+  units::wgmma_sums(detail.form, operands, wgmma.accumulate, sums);
   warpgroup.unwritten = &detail;
 }
 

@@ -36,12 +36,12 @@ struct Progress {
 };
 
 // Groups of one thread: bulk stores, or cp.async.
-struct Groups {
+struct AsyncGroups {
   std::shared_ptr<Progress> open;                   // not committed; null: empty
   std::deque<std::shared_ptr<Progress>> committed;  // oldest first
 };
 struct LaneGroups {
-  Groups bulk, cp_async;
+  AsyncGroups bulk, cp_async;
   std::vector<AsyncRef> copies;  // cp.async copies that no mbarrier arrive has covered
 };
 

@@ -46,6 +46,33 @@ void touch(Warp& warp, const Op& op) {
   for (const int32_t at : op.detail->out) row(at);
 }
 
+// Checks registers that may be unwritten, or that asynchronous operations read or write. True: the op is done.
+[[gnu::always_inline]] inline bool watch(Context& context, Warp& warp, Fragment& fragment, const Op& op, int32_t pc) {
+  if ((op.watch & Op::kUnwritten) != 0) {
+    fragment.pc = pc;
+    check_written(context, op);
+  }
+  if ((op.watch & Op::kHeld) != 0 && warp.holds) {
+    if (op.is_copy && rename_held(context, op)) return true;
+    check_held(context, op);
+  }
+  if ((op.watch & Op::kProduct) != 0 && context.mask != 0) touch(warp, op);
+  return false;
+}
+
+// Continues after a branch that these lanes take.
+[[gnu::always_inline]] inline void branch(Warp& warp, Fragment& fragment, const Op& op, uint32_t taken, int32_t* pc) {
+  if (taken == fragment.mask) {
+    *pc = op.d;
+  } else if (taken == 0) {
+    ++*pc;
+  } else {
+    fragment.pc = *pc;
+    diverge(warp, fragment, taken, op.d, op.a);
+    *pc = fragment.pc;
+  }
+}
+
 template <bool kTraced>
 Step execute_ops(Context& context, int64_t* budget) {
   Grid& grid = context.grid;
@@ -66,18 +93,10 @@ Step execute_ops(Context& context, int64_t* budget) {
     }
     if (op.watch != 0) {
       context.mask = m;
-      if ((op.watch & Op::kUnwritten) != 0) {
-        fragment.pc = pc;
-        check_written(context, op);
+      if (watch(context, warp, fragment, op, pc)) {
+        ++pc, --left;
+        continue;
       }
-      if ((op.watch & Op::kHeld) != 0 && warp.holds) {
-        if (op.is_copy && rename_held(context, op)) {
-          ++pc, --left;
-          continue;
-        }
-        check_held(context, op);
-      }
-      if ((op.watch & Op::kProduct) != 0 && m != 0) touch(warp, op);
     }
     const bool whole = m == warp.alive;
     std::byte* const d = whole ? r + op.d : scratch;
@@ -92,15 +111,7 @@ Step execute_ops(Context& context, int64_t* budget) {
       case Shape::rows: op.action.rows(op, r, d); break;
       case Shape::branch:
         --left;
-        if (m == fragment.mask) {
-          pc = op.d;
-        } else if (m == 0) {
-          ++pc;
-        } else {
-          fragment.pc = pc;
-          diverge(warp, fragment, m, op.d, op.a);
-          pc = fragment.pc;
-        }
+        branch(warp, fragment, op, m, &pc);
         continue;
       case Shape::join:
         fragment.pc = pc;

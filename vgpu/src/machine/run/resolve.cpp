@@ -171,15 +171,14 @@ const std::byte* resolve_constant(Context& context, const Op& op, uint64_t addre
   return Resolver(context, op, form, &places).lane(0, address) ? places.at[0] : nullptr;
 }
 
-bool resolve(Context& context, const Op& op, const AccessForm& form, int32_t address, bool wide, int64_t offset,
-             Places* places) {
+bool resolve(Context& context, const Op& op, const AccessForm& form, RegisterAddress address, Places* places) {
   Resolver resolver(context, op, form, places);
-  const auto* narrow_rows = context.row<uint32_t>(address);
-  const auto* wide_rows = context.row<uint64_t>(address);
+  const auto* narrow_rows = context.row<uint32_t>(address.row);
+  const auto* wide_rows = context.row<uint64_t>(address.row);
   uint64_t low_bits = 0;
   TANDEM_EACH_LANE(lane, context.mask) {
-    uint64_t a = (wide ? wide_rows[lane] : narrow_rows[lane]) + static_cast<uint64_t>(offset);
-    if (!wide) a = static_cast<uint32_t>(a);
+    uint64_t a = (address.wide ? wide_rows[lane] : narrow_rows[lane]) + static_cast<uint64_t>(address.offset);
+    if (!address.wide) a = static_cast<uint32_t>(a);
     low_bits |= a;
     if (!resolver.lane(lane, a)) return false;
   }

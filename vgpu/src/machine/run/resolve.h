@@ -27,9 +27,15 @@ struct AccessForm {
   uint32_t alignment = 1;
 };
 
-// Resolves, checks and announces. address: a register of 4 or 8 bytes. False: the run is over.
-bool resolve(Context& context, const Op& op, const AccessForm& form, int32_t address, bool wide, int64_t offset,
-             Places* places);
+// [register + offset]: PTX ISA, "Addresses as Operands".
+struct RegisterAddress {
+  int32_t row = 0;    // the register
+  bool wide = false;  // 8 bytes; else 4
+  int64_t offset = 0;
+};
+
+// Resolves, checks and announces. False: the run is over.
+bool resolve(Context& context, const Op& op, const AccessForm& form, RegisterAddress address, Places* places);
 
 // A shared address with or without window: its block and offset. own: rank 0 means the own block.
 struct SharedPlace {

@@ -49,9 +49,13 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
 // decide for batch_invariant, because the bits differ.
 bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
-  if (t.bias != Bias::none || t.score_mod || t.mask_mod || t.dropout || (t.softcap && t.alibi)) return false;
-  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.varlen || t.block_mask || t.bounded_left) return false;
-  if (!t.bounded_right) return true;
+  if (t.options.bias != Bias::none || t.options.score_mod || t.options.mask_mod || t.options.dropout ||
+      (t.options.softcap && t.options.alibi))
+    return false;
+  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.options.varlen || t.options.block_mask ||
+      t.options.bounded_left)
+    return false;
+  if (!t.options.bounded_right) return true;
   const bool is_known = !p.diagonal_offsets && p.diagonal_offset == 0;
   return is_known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
@@ -59,7 +63,7 @@ bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
 // True if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks of a
 // mask. For batch_invariant a sequence must have the same bits dense and packed.
 bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
-  if (config.single_n_block || config.varlen || config.block_mask || p.batch_invariant) return false;
+  if (config.single_n_block || config.options.varlen || config.options.block_mask || p.batch_invariant) return false;
   if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= config.cta_keys()) return false;
   return choose_ds_chunks(p, config, tuning).heads > 0;
 }
@@ -67,7 +71,8 @@ bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config, const S
 // Warpgroups with separate keys, if the sums of dk and dv leave registers for the scores of half an iteration. Dropout,
 // a bias and expressions need more registers than that.
 bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
-  return config.bias == Bias::none && !config.dropout && !config.score_mod && !config.mask_mod &&
+  return config.options.bias == Bias::none && !config.options.dropout && !config.options.score_mod &&
+         !config.options.mask_mod &&
          round_up(p.head_dim, 64) + round_up(p.head_dim_v, 64) <= Sm90BackwardConfig::kMaxQSubtileDims;
 }
 
@@ -129,9 +134,8 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
   set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
   const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;
   if (is_wide) t.schedule = Schedule::shared_p;
-  set_options(p, &t);
-  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
-  t.dropout = static_cast<bool>(p.dropout);
+  t.options = options_of(p);
+  t.options.scale_outside_exp2 = t.options.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
   t.single_n_block = has_single_n_block(p, t);
   // Packed queries may have rows beyond the longest length, whose dq must be zero.
   t.short_q =

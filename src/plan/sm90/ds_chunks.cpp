@@ -19,14 +19,14 @@ int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has
 // Sets the row length of dS, and returns the number of rows per head.
 int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, DsChunks* chunks) {
   const int64_t n_blocks = chunks->n_blocks;
-  if (config.bounded_left) {
+  if (config.options.bounded_left) {
     if (p.window_right != TANDEM_UNBOUNDED) {
       const int64_t visible = std::min(p.window_left + p.window_right, p.seqlen_k);  // one bound may be negative
       chunks->row_n_blocks = std::min(n_blocks, ceil_div(visible + config.tile_m, config.cta_keys()) + 1);
     }
     return m_blocks;
   }
-  if (!config.bounded_right || p.diagonal_offsets) return m_blocks;
+  if (!config.options.bounded_right || p.diagonal_offsets) return m_blocks;
   // Row m and the m-th last row together see a constant number of keys, so that both fit in one row of dS.
   const int64_t offset = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
   const int64_t visible = (m_blocks + 1) * config.tile_m + 2 * std::clamp<int64_t>(offset, 0, p.seqlen_k);
@@ -44,7 +44,7 @@ int64_t DsChunks::count(int64_t all_heads, int64_t all_n_blocks) const {
 }
 
 int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config) {
-  return ceil_div(config.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
+  return ceil_div(config.options.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
 }
 
 int64_t count_dq_ctas(const DsChunks& chunks, int64_t m_blocks, const Sm90BackwardConfig& config) {
@@ -62,14 +62,14 @@ DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, co
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t most =
       std::max(tuning.ds_bytes_per_gradient * floats, tuning.ds_chunk_tiles * block_bytes) / block_bytes;
-  const bool has_mask = config.bounded_left || config.bounded_right;
+  const bool has_mask = config.options.bounded_left || config.options.bounded_right;
   DsChunks chunks;
   chunks.n_blocks = chunks.row_n_blocks = n_blocks;
   const int64_t rows = set_rows(p, config, m_blocks, &chunks), head_blocks = rows * chunks.row_n_blocks;
   if (head_blocks <= most) {
     const int64_t fitting = std::min(most / head_blocks, heads), wanted = ceil_div(tuning.ds_chunk_tiles, n_blocks);
     chunks.heads = std::clamp(fitting, int64_t{1}, wanted);
-    const bool pairs_heads = p.group() % 2 == 0 && config.bounded_right && !config.bounded_left &&
+    const bool pairs_heads = p.group() % 2 == 0 && config.options.bounded_right && !config.options.bounded_left &&
                              m_blocks <= tuning.two_head_tile_max_m_blocks;
     if (pairs_heads && round_up(wanted, 2) <= fitting) chunks.heads = round_up(wanted, 2), chunks.tile_heads = 2;
     chunks.heads = round_up(even_chunk_heads(heads, n_blocks, chunks.heads, has_mask), chunks.tile_heads);

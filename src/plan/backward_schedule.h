@@ -10,7 +10,7 @@ namespace tandem::plan {
 
 // A part of dS that is in memory at once (device/ds_chunk.cuh): `heads` query heads, counted over the batch, with all
 // of their n_blocks, or `n_blocks` of one head.
-struct DsChunk {
+struct ChunkSizes {
   int64_t heads = 0;  // 0: no division keeps dS within its budget
   int64_t n_blocks = 0;
   int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
@@ -31,7 +31,7 @@ struct BackwardSchedule {
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
 
-  DsChunk chunk;  // dS in global memory
+  ChunkSizes chunk;  // dS in global memory
   int64_t ds_chunks = 0;
   int64_t dq_ctas = 0;  // CTAs of the kernel that computes dq from a chunk; 0: none
   int dq_smem_bytes = 0;

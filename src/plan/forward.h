@@ -57,7 +57,7 @@ Config forward_options(const Problem& p) {
   return t;
 }
 void set_lengths(const Problem& problem, ForwardParams* params);
-void set_dropout(const Dropout& dropout, DropoutParams* params);
+void set_dropout(const DropoutOptions& dropout, DropoutParams* params);
 void set_scores(const Problem& problem, ForwardParams* params);
 void set_bias(const Problem& problem, ForwardParams* params);
 void set_mods(const Problem& problem, ModParams* params);

@@ -86,7 +86,7 @@ void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* con
 
 // Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem it also sets the chunk.
 bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
-                  DsChunk* chunk) {
+                  ChunkSizes* chunk) {
   if (tuning.schedule && *tuning.schedule != schedule) return false;
   Sm90BackwardConfig t = *config;
   t.schedule = schedule;
@@ -122,7 +122,7 @@ bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning&
 
 // The first schedule that serves the problem; shared_p serves all.
 void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
-                          DsChunk* chunk) {
+                          ChunkSizes* chunk) {
   for (const Schedule schedule :
        {Schedule::ds_gmem_sub_m, Schedule::warpgroup_roles, Schedule::ds_gmem, Schedule::cluster2}) {
     if (try_schedule(p, schedule, tuning, config, chunk)) return;
@@ -130,9 +130,11 @@ void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm
 }
 
 // The number of tiles that the query heads of a group are divided into, with split_q_heads.
-int count_head_splits(const Problem& p, const DsChunk& chunk) { return static_cast<int>(p.group() / chunk.tile_heads); }
+int count_head_splits(const Problem& p, const ChunkSizes& chunk) {
+  return static_cast<int>(p.group() / chunk.tile_heads);
+}
 
-Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning, DsChunk* chunk) {
+Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning, ChunkSizes* chunk) {
   Sm90BackwardConfig t;
   set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
   const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;

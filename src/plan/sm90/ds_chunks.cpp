@@ -17,7 +17,7 @@ int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has
 }
 
 // Sets the row length of dS, and returns the number of rows per head.
-int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, DsChunk* chunk) {
+int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, ChunkSizes* chunk) {
   const int64_t n_blocks = chunk->n_blocks;
   if (config.options.bounded_left) {
     if (p.window_right != TANDEM_UNBOUNDED) {
@@ -43,7 +43,7 @@ int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90Backwa
   return ceil_div(config.options.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
 }
 
-int64_t count_dq_ctas(const DsChunk& chunk, int64_t m_blocks, const Sm90BackwardConfig& config) {
+int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config) {
   const int64_t accums = count_dq_accums(chunk.n_blocks, chunk.row_n_blocks, config);
   return chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * accums;
 }
@@ -51,7 +51,7 @@ int64_t count_dq_ctas(const DsChunk& chunk, int64_t m_blocks, const Sm90Backward
 // A chunk of a few hundred tiles fills the GPU and stays in the L2 cache if sequences are short. Only without a mask
 // one head may be divided, because its tiles are equal. The sums do not depend on the chunks. Two heads per tile halve
 // the traffic of dk and dv, which pays under a causal mask with short tiles.
-DsChunk choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats =
@@ -59,7 +59,7 @@ DsChunk choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, cons
   const int64_t most =
       std::max(tuning.ds_bytes_per_gradient * floats, tuning.ds_chunk_tiles * block_bytes) / block_bytes;
   const bool has_mask = config.options.bounded_left || config.options.bounded_right;
-  DsChunk chunk;
+  ChunkSizes chunk;
   chunk.n_blocks = chunk.row_n_blocks = n_blocks;
   const int64_t rows = set_rows(p, config, m_blocks, &chunk), head_blocks = rows * chunk.row_n_blocks;
   if (head_blocks <= most) {

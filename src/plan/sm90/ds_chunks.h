@@ -11,12 +11,12 @@
 namespace tandem::plan {
 
 // The division of dS; `heads` is 0 if none keeps dS within its budget.
-DsChunk choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
+ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
 
 // The most partial sums of dq that one m_block has over these n_blocks. With a window they begin at its first n_block.
 int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config);
 
 // CTAs of the kernel that computes dq of one chunk.
-int64_t count_dq_ctas(const DsChunk& chunk, int64_t m_blocks, const Sm90BackwardConfig& config);
+int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config);
 
 }  // namespace tandem::plan

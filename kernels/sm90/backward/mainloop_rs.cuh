@@ -43,7 +43,8 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   // On entry scores of the n-th iteration are complete and dP is in flight.
   auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
-    if constexpr (!T.captured_per_score) make_probabilities(scores, probabilities, prefetched, tile, rings, at, n);
+    if constexpr (T.stages_bias()) add_bias(scores, tile, n);
+    if constexpr (!T.captured_per_score) make_probabilities(scores, probabilities, prefetched, tile, rings, at);
     preload_delta(prefetched, tile, rings);
     wgmma_wait<0>();
     fence_operand(dp);
@@ -59,7 +60,7 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     [[maybe_unused]] ScoreSums<T> sums;
     [[maybe_unused]] float sum = 0;
     if constexpr (T.captured_per_score) {
-      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, prefetched, tile, rings, at);
+      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, {prefetched, tile, rings, at});
     } else {
       if (Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
       make_ds(dp, scores, prefetched, tile, rings);

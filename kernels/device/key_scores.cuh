@@ -50,13 +50,13 @@ struct HeadScores {
       : HeadScores(p, s, head, hold_head<T>(p, s, head)) {}
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head, const HeadRow<T>& row)
       : held(row) {
-    if constexpr (T.options.alibi) {
+    if (T.options.alibi) {
       slope = kLog2e * p.alibi_slopes[s.sequence * p.alibi_batch + head * p.alibi_head];
       diagonal = diagonal_of<T>(p, s);
     }
-    if constexpr (T.options.bias != Bias::none)
+    if (T.options.bias != Bias::none)
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
-    if constexpr (T.options.score_mod || T.options.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
+    if (T.options.score_mod || T.options.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
   // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
   // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
@@ -64,16 +64,16 @@ struct HeadScores {
                                  float* mod_input = nullptr) const {
     const int query = query0 + n;
     bool visible = true;
-    if constexpr (T.options.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
-    if constexpr (T.options.bias != Bias::none) {
+    if (T.options.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
+    if (T.options.bias != Bias::none) {
       const i64 at = min(query, p.seqlen_q - 1) * p.bias_row + min(key, p.seqlen_k - 1) * p.bias_column;
-      if constexpr (T.options.bias == Bias::boolean) {
+      if (T.options.bias == Bias::boolean) {
         visible = bias[at] != 0;
       } else {
         x += kLog2e * load_element<T.options.f16>(bias, at, T.options.bias == Bias::f32);
       }
     }
-    if constexpr (T.options.score_mod || T.options.mask_mod) {
+    if (T.options.score_mod || T.options.mask_mod) {
       const ModParams& mods = static_cast<const ModifiedBackwardParams&>(p).mods;
       ModPlace at = place;
       at.q = query;
@@ -91,9 +91,8 @@ struct HeadScores {
         visible = visible && mask_mod<T>(at, mods.mask);
       }
     }
-    if constexpr (T.options.block_mask)
-      visible = visible && (state == BlockState::full || state == BlockState::partial);
-    if constexpr (T.options.bias == Bias::boolean || T.options.mask_mod || T.options.block_mask) {
+    if (T.options.block_mask) visible = visible && (state == BlockState::full || state == BlockState::partial);
+    if (T.options.bias == Bias::boolean || T.options.mask_mod || T.options.block_mask) {
       if (!visible) x = -kInfinity;
     }
     return x;

@@ -122,7 +122,7 @@ double forward_flops(const Problem& p) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_of(p, b);
     for (int64_t i = 0; i < s.q_len; ++i) {
-      const KeyRange keys = visible_keys(p, s, i);
+      const KeySpan keys = visible_keys(p, s, i);
       pairs += static_cast<double>(keys.end - keys.begin);
     }
   }

@@ -87,7 +87,7 @@ struct RowOfHead {
 
 // scores[begin, end) of one row, from scaled products to the input of the softmax. slopes, when not null, receives the
 // derivative of the softcap.
-void finish_scores(const Setting& c, const Sequence& s, const RowOfHead& at, KeyRange keys, float* scores,
+void finish_scores(const Setting& c, const Sequence& s, const RowOfHead& at, KeySpan keys, float* scores,
                    float* slopes) {
   const auto [h, i] = at;
   const Problem& p = c.p;
@@ -166,7 +166,7 @@ void probabilities(const Setting& c, const Sequence& s, int64_t h, float* matrix
   load_matrix(p.k, {s.batch_index, s.k_begin, h / p.group()}, n, d, k.data());
   c.blas.sgemm(false, true, s.q_len, n, d, static_cast<float>(p.softmax_scale), q.data(), d, k.data(), d, 0, matrix, n);
   c.each_row(s.q_len, [&](int64_t i) {
-    const KeyRange keys = visible_keys(p, s, i);
+    const KeySpan keys = visible_keys(p, s, i);
     float* row = matrix + i * n;
     finish_scores(c, s, {h, i}, keys, row, slopes ? slopes + i * n : nullptr);
     std::fill(row, row + keys.begin, 0.f);
@@ -293,7 +293,7 @@ void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const Ke
   }
   c.each_row(m, [&](int64_t i) {
     float* row = gradient.data() + i * n;
-    const KeyRange keys = visible_keys(p, s, i);  // slopes are set for these alone
+    const KeySpan keys = visible_keys(p, s, i);  // slopes are set for these alone
     for (int64_t j = keys.begin; capped && j < keys.end; ++j) row[j] *= slopes.data()[i * n + j];
     round_row(c.round_to, row, n);
   });

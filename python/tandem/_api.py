@@ -162,53 +162,40 @@ def attention(
         call_args["window"] = window_of(window)
     if softcap:
         call_args["softcap"] = softcap
-    if bias is not None:
-        call_args["bias"] = bias
-    if sink is not None:
-        call_args["sink"] = sink
-    if alibi_slopes is not None:
-        call_args["alibi_slopes"] = alibi_slopes
+    if not (bias is sink is alibi_slopes is None):
+        call_args.update(_given(bias=bias, sink=sink, alibi_slopes=alibi_slopes))
     if score_mod is not None:
         call_args["score_mod"] = _score_mod.bound(score_mod, "score_mod")
     if mask_mod is not None:
         call_args["mask_mod"] = _score_mod.bound(mask_mod, "mask_mod")
     if block_mask is not None:
         call_args.update(blocks_of(block_mask))
-    if cu_seqlens_q is not None:
-        call_args["cu_seqlens_q"] = cu_seqlens_q
-    if cu_seqlens_k is not None:
-        call_args["cu_seqlens_k"] = cu_seqlens_k
-    if seqused_q is not None:
-        call_args["seqused_q"] = seqused_q
-    if seqused_k is not None:
-        call_args["seqused_k"] = seqused_k
-    if page_table is not None:
-        call_args["page_table"] = page_table
-    if max_seqlen_q is not None:
-        call_args["max_seqlen_q"] = max_seqlen_q
-    if max_seqlen_k is not None:
-        call_args["max_seqlen_k"] = max_seqlen_k
+    if not (cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None):
+        lengths = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k)
+        call_args.update(lengths)
+    if not (page_table is max_seqlen_q is max_seqlen_k is None):
+        call_args.update(_given(page_table=page_table, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
     if dropout_p:
         call_args["dropout_p"] = dropout_p
     if seed is not None:
         call_args["seed"] = seed_of(seed)
-    if deterministic:
-        call_args["deterministic"] = deterministic
-    if batch_invariant:
-        call_args["batch_invariant"] = batch_invariant
-    if num_splits is not None:
-        call_args["num_splits"] = num_splits
+    if deterministic or batch_invariant:
+        call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
+    if not (num_splits is max_scores is None):
+        call_args.update(_given(num_splits=num_splits, max_scores=max_scores))
     if out is not None:
         call_args["out"] = out
     if out_dtype is not None and is_float32(out_dtype):
         call_args["float32_out"] = True
-    if max_scores is not None:
-        call_args["max_scores"] = max_scores
     if type(q) is not _ndarray or _torch_front is None:
         front = use_torch()
         if front is not None and isinstance(q, front.Tensor):
             return front.attention(call_args, return_lse)
     return _attention_numpy(call_args, return_lse)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:

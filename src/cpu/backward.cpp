@@ -148,10 +148,10 @@ class Backward {
   }
 
   // The blocks of keys [first, end) that may have visible keys for a tile of rows.
-  KeyRange blocks_of_tile(const Piece& whole, int64_t tile) const {
+  KeySpan blocks_of_tile(const Piece& whole, int64_t tile) const {
     Piece x = whole;
     set_tile(&x, whole, tile);
-    const KeyRange keys = keys_of_rows(p_, whole.sequence, whole.heads, x.row_begin, x.row_end);
+    const KeySpan keys = keys_of_rows(p_, whole.sequence, whole.heads, x.row_begin, x.row_end);
     return {keys.begin / kBackwardKeys, ceil_div(keys.end, kBackwardKeys)};
   }
 
@@ -188,7 +188,7 @@ class Backward {
   }
 
   int32_t first_block(const Piece& whole, int64_t tile) const {
-    const KeyRange range = blocks_of_tile(whole, tile);
+    const KeySpan range = blocks_of_tile(whole, tile);
     return static_cast<int32_t>(next_block(whole, tile, range.begin, range.end));
   }
 
@@ -230,7 +230,7 @@ class Backward {
   void rows_phase() {
     const int64_t n = list_tiles();
     for_each_item(
-        threads_, Take::kInOrder, n, work_ / 8, layout_.scratch, layout_.scratch_bytes,
+        threads_, {Take::kInOrder, n, work_ / 8}, layout_.scratch, layout_.scratch_bytes,
         [&](int64_t i, std::byte* scratch) {
           const Piece whole = piece(layout_.heads[layout_.items[i].head]);
           Piece x = whole;
@@ -260,7 +260,7 @@ class Backward {
       for (int64_t j = 0; j < all; ++j) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(j)};
       if (all > 0) head.cost = turn++;  // the order is settled: cost now holds the turn
     }
-    for_each_item(threads_, Take::kInOrder, n, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, {Take::kInOrder, n, work_}, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { keys_item(layout_.items[i], scratch); });
   }
 
@@ -274,7 +274,7 @@ class Backward {
     set_block(&x, whole, item.index);
     kernels().backward_keys(x, true, with_dq, scratch);
     for (int64_t t = 0; t < tiles(whole); ++t) {
-      const KeyRange range = blocks_of_tile(whole, t);
+      const KeySpan range = blocks_of_tile(whole, t);
       if (item.index < range.begin || item.index >= range.end || !masks_in(whole, t, item.index)) continue;
       set_tile(&x, whole, t);
       const bool any = kernels().backward_tile(x, terms_of(x), true, with_dq, nullptr, scratch);
@@ -318,7 +318,7 @@ class Backward {
       // The last rows see most keys under a causal mask: they go first.
       for (int64_t t = all - 1; t >= 0; --t) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(t)};
     }
-    for_each_item(threads_, Take::kInOrder, n, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, {Take::kInOrder, n, work_}, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) { queries_item(layout_.items[i], scratch); });
   }
 
@@ -328,7 +328,7 @@ class Backward {
     set_tile(&x, whole, item.index);
     auto* dq = layout_.local<float>(p_, scratch);
     std::memset(dq, 0, static_cast<size_t>((x.row_end - x.row_begin) * p_.head_dim) * sizeof(float));
-    const KeyRange range = blocks_of_tile(whole, item.index);
+    const KeySpan range = blocks_of_tile(whole, item.index);
     for (int64_t block = range.begin; block < range.end; ++block) {
       if (!masks_in(whole, item.index, block)) continue;
       set_block(&x, whole, block);
@@ -348,7 +348,7 @@ class Backward {
     const int64_t query_tiles = shape[2] == 1 ? 1 : ceil_div(shape[2], kBackwardRows);
     const int64_t key_blocks = shape[3] == 1 ? 1 : ceil_div(shape[3], kBackwardKeys);
     const int64_t items = shape[0] * shape[1] * query_tiles * key_blocks;
-    for_each_item(threads_, Take::kInOrder, items, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, {Take::kInOrder, items, work_}, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t i, std::byte* scratch) {
                     const int64_t block = i % key_blocks, tile = i / key_blocks % query_tiles;
                     const int64_t h = i / (key_blocks * query_tiles) % shape[1],
@@ -369,7 +369,7 @@ class Backward {
         whole.head_first = hh, whole.heads = 1, whole.row_end = whole.sequence.q_len;
         const int64_t tile_end = one_query ? tiles(whole) : std::min(tiles(whole), tile + 1);
         for (int64_t t = one_query ? 0 : tile; t < tile_end; ++t) {
-          const KeyRange range = blocks_of_tile(whole, t);
+          const KeySpan range = blocks_of_tile(whole, t);
           const int64_t first = std::max(range.begin, one_key ? 0 : block);
           const int64_t end = std::min(range.end, one_key ? range.end : block + 1);
           for (int64_t j = first; j < end; ++j) {
@@ -395,7 +395,7 @@ class Backward {
   // ---- dsink = -sum over rows of P_sink * delta ----
 
   void sink_phase() {
-    for_each_item(threads_, Take::kInOrder, p_.heads_q, work_ / 8, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, {Take::kInOrder, p_.heads_q, work_ / 8}, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t h, std::byte*) {
                     float sink = 0;
                     kernels().load_row(p_.sink.dtype, p_.sink.at(0, h), 1, &sink);
@@ -420,7 +420,7 @@ class Backward {
   void captured_phase() {
     const int64_t n = list_tiles();
     const int64_t cells = layout_.cells;
-    for_each_item(threads_, Take::kInOrder, layout_.parts, work_, layout_.scratch, layout_.scratch_bytes,
+    for_each_item(threads_, {Take::kInOrder, layout_.parts, work_}, layout_.scratch, layout_.scratch_bytes,
                   [&](int64_t part, std::byte* scratch) {
                     double* table = layout_.tables + part * cells;
                     std::fill_n(table, cells, 0.0);
@@ -437,7 +437,7 @@ class Backward {
     const Piece whole = piece(layout_.heads[item.head]);
     Piece x = whole;
     set_tile(&x, whole, item.index);
-    const KeyRange range = blocks_of_tile(whole, item.index);
+    const KeySpan range = blocks_of_tile(whole, item.index);
     for (int64_t block = range.begin; block < range.end; ++block) {
       if (!masks_in(whole, item.index, block)) continue;
       set_block(&x, whole, block);

@@ -135,7 +135,7 @@ struct Backward {
     float* to = s.scores + first_key * kStride + panel * kPanel;
     if (piece.streamed_rows == 0) {
       return gemm<Mma>(count, {s.k + first_key * s.k_stride, s.k_stride, 1}, s.q + panel * s.q_words * kPanel,
-                       words<Mma>(p.head_dim), to, kStride, false);
+                       words<Mma>(p.head_dim), {to, kStride, false});
     }
     const Sequence& q = piece.sequence;
     const Stream<T> stream(p.k, p.head_dim);
@@ -212,7 +212,7 @@ struct Backward {
     float *scores = s.scores + at, *dscores = s.dscores + at;
     float* dropout = p.dropout.p > 0 ? s.dropout + at : nullptr;
     const ScoreUnit unit = unit_of(piece);
-    finish_scores(piece, rows, piece.key_begin, count, unit, scores, kStride, keys.options);
+    finish_scores({piece, rows, piece.key_begin, count, scores, kStride}, unit, keys.options);
     if (dropout != nullptr) dropout_factors(piece, rows, piece.key_begin, count, dropout, kStride);
 
     const Probabilities<Degree> probability(piece, rows, unit.stored, terms);
@@ -306,7 +306,7 @@ struct Backward {
       multiply_keys(x, i, keys[i].begin, s);
       gemm<Mma>(keys[i].end - keys[i].begin, {s.v + keys[i].begin * s.v_stride, s.v_stride, 1},
                 s.dout + i * s.v_words * kPanel, words<Mma>(p.head_dim_v),
-                s.dscores + keys[i].begin * kStride + i * kPanel, kStride, false);
+                {s.dscores + keys[i].begin * kStride + i * kPanel, kStride, false});
       panel_gradients(x, i, keys[i], terms, s);
       if (p.score_mod.present) through_mod(x, i, keys[i], captured, s);
       if (p.softcap != 0 && (want_dkv || want_dq)) through_softcap(x, i, keys[i], s);
@@ -347,15 +347,15 @@ struct Backward {
     if (want_dkv) {
       for (int64_t c = 0; c < s.v_columns; c += kPanel)
         gemm<Mma>(run.keys, p_rows, s.dout_panels + (c / kPanel * row_capacity + first_row) * kPanel,
-                  words<Mma>(run.rows), s.dv + run.key * s.v_columns + c, s.v_columns, true);
+                  words<Mma>(run.rows), {s.dv + run.key * s.v_columns + c, s.v_columns, true});
       for (int64_t c = 0; c < s.k_columns; c += kPanel)
         gemm<Mma>(run.keys, ds_rows, s.q_panels + (c / kPanel * row_capacity + first_row) * kPanel,
-                  words<Mma>(run.rows), s.dk + run.key * s.k_columns + c, s.k_columns, true);
+                  words<Mma>(run.rows), {s.dk + run.key * s.k_columns + c, s.k_columns, true});
     }
     if (want_dq) {
       for (int64_t c = 0; c < s.k_columns; c += kPanel)
         gemm<Mma>(run.rows, ds_columns, s.k_panels + (c / kPanel * key_capacity + first_key) * kPanel,
-                  words<Mma>(run.keys), s.dq + row * s.k_columns + c, s.k_columns, false);
+                  words<Mma>(run.keys), {s.dq + row * s.k_columns + c, s.k_columns, false});
     }
   }
 
@@ -491,7 +491,7 @@ struct Backward {
       const int64_t shown = keys.end - keys.begin;
       float* scores = s.scores + keys.begin * kStride + i * kPanel;
       multiply_keys(x, i, keys.begin, s);
-      finish_scores(x, s.rows[i], x.key_begin, shown, unit, scores, kStride, keys.options);
+      finish_scores({x, s.rows[i], x.key_begin, shown, scores, kStride}, unit, keys.options);
       sums[i].add(scores, kStride, shown, unit.log2);
     }
   }

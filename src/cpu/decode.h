@@ -33,6 +33,20 @@ struct Stream {
   }
 };
 
+// Rows of floats, `stride` apart.
+template <class Float>
+struct FloatRows {
+  Float* data;
+  int64_t stride;
+};
+
+// Values where they lie, n columns each.
+template <class T>
+struct ValueRows {
+  const T* const* rows;
+  int64_t count, n;
+};
+
 // The position of the score of a key and a row.
 struct DecodeLayout {
   int64_t key, row;
@@ -41,7 +55,7 @@ constexpr DecodeLayout kQueriesInLanes{kPanel, 1}, kKeysInLanes{1, kForwardKeys}
 
 // scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
 template <class T, int R>
-inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int count, int64_t n, DecodeLayout at,
+inline void dot_rows(FloatRows<const float> q, const T* const* keys, int count, int64_t n, DecodeLayout at,
                      float* scores) {
   for (int j = 0; j < count; ++j) {
     VF acc[R];
@@ -49,11 +63,11 @@ inline void dot_rows(const float* q, int64_t q_stride, const T* const* keys, int
     int64_t c = 0;
     for (; c + kLanes <= n; c += kLanes) {
       const VF x = widen(keys[j] + c);
-      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r]);
+      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q.data + r * q.stride + c), acc[r]);
     }
     if (c < n) {
       const VF x = widen_tail(keys[j] + c, n - c);
-      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q + r * q_stride + c), acc[r]);
+      for (int r = 0; r < R; ++r) acc[r] = hn::MulAdd(x, load(q.data + r * q.stride + c), acc[r]);
     }
     for (int r = 0; r < R; ++r) scores[j * at.key + r * at.row] = hn::GetLane(hn::SumOfLanes(FTag(), acc[r]));
   }
@@ -71,26 +85,26 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
   for (int r = 0; r < R; ++r) store(acc[r], scores + r * kForwardKeys);
 }
 
-// Columns [first, first + V * kLanes) of R rows of o += sum over keys of p[key] * v[key][...], n columns in all.
-// stream: null, or of the values.
+// Columns [first, first + V * kLanes) of R rows of o += sum over keys of p[key] * values[key][...]. stream: null, or of
+// the values.
 template <class T, int R, int V>
-inline void add_values(const float* p, DecodeLayout at, const T* const* values, const Stream<T>* stream, int64_t count,
-                       int64_t first, int64_t n, float* o, int64_t o_stride) {
+inline void add_values(const float* p, DecodeLayout at, ValueRows<T> values, const Stream<T>* stream, int64_t first,
+                       FloatRows<float> o) {
   VF acc[R][V];
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < V; ++i) acc[r][i] = load(o + r * o_stride + first + i * kLanes);
-  const bool whole = first + V * kLanes <= n;
-  for (int64_t j = 0; j < count; ++j) {
-    const T* v = values[j] + first;
-    if (stream != nullptr) stream->prefetch(values[j]);
+    for (int i = 0; i < V; ++i) acc[r][i] = load(o.data + r * o.stride + first + i * kLanes);
+  const bool whole = first + V * kLanes <= values.n;
+  for (int64_t j = 0; j < values.count; ++j) {
+    const T* v = values.rows[j] + first;
+    if (stream != nullptr) stream->prefetch(values.rows[j]);
     for (int i = 0; i < V; ++i) {
-      const int64_t left = n - first - i * kLanes;
+      const int64_t left = values.n - first - i * kLanes;
       const VF y = whole || left >= kLanes ? widen(v + i * kLanes) : widen_tail(v + i * kLanes, left);
       for (int r = 0; r < R; ++r) acc[r][i] = hn::MulAdd(y, set(p[j * at.key + r * at.row]), acc[r][i]);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int i = 0; i < V; ++i) store(acc[r][i], o + r * o_stride + first + i * kLanes);
+    for (int i = 0; i < V; ++i) store(acc[r][i], o.data + r * o.stride + first + i * kLanes);
 }
 
 // update_max and exponentiate for the row of one lane, over keys side by side.
@@ -161,10 +175,10 @@ inline void scores_by_key(const StreamedRows& s, int rows, const StreamedKeys<T>
     float* scores = to + j * at.key;
     int r = 0;
     for (; r + 4 <= rows; r += 4)
-      dot_rows<T, 4>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
+      dot_rows<T, 4>({s.q + r * s.stride, s.stride}, keys + j, block, n, at, scores + r * at.row);
     for (; r + 2 <= rows; r += 2)
-      dot_rows<T, 2>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
-    for (; r < rows; ++r) dot_rows<T, 1>(s.q + r * s.stride, s.stride, keys + j, block, n, at, scores + r * at.row);
+      dot_rows<T, 2>({s.q + r * s.stride, s.stride}, keys + j, block, n, at, scores + r * at.row);
+    for (; r < rows; ++r) dot_rows<T, 1>({s.q + r * s.stride, s.stride}, keys + j, block, n, at, scores + r * at.row);
   }
 }
 
@@ -226,18 +240,18 @@ struct Decode {
 
   static size_t scratch(const Problem& p, int64_t rows) { return DecodeScratch(p, rows, nullptr).bytes; }
 
-  static void tile_values(const DecodeScratch& s, const T* const* values, const Stream<T>* stream, int64_t count,
-                          int64_t n, int rows, DecodeLayout at) {
+  static void tile_values(const DecodeScratch& s, ValueRows<T> values, const Stream<T>* stream, int rows,
+                          DecodeLayout at) {
     const int64_t narrow = s.o_stride / (4 * kLanes) * 4 * kLanes;
     for (int r = 0; r < rows; ++r) {
       const float* p = s.scores + r * at.row;
       float* o = s.o + r * s.o_stride;
       for (int64_t c = 0; c < narrow; stream = nullptr) {  // once is enough
         if (c + 8 * kLanes <= narrow) {
-          add_values<T, 1, 8>(p, at, values, stream, count, c, n, o, s.o_stride);
+          add_values<T, 1, 8>(p, at, values, stream, c, {o, s.o_stride});
           c += 8 * kLanes;
         } else {
-          add_values<T, 1, 4>(p, at, values, stream, count, c, n, o, s.o_stride);
+          add_values<T, 1, 4>(p, at, values, stream, c, {o, s.o_stride});
           c += 4 * kLanes;
         }
       }
@@ -246,9 +260,9 @@ struct Decode {
     for (int64_t c = narrow; c < s.o_stride; c += kLanes) {
       int r = 0;
       for (; r + 4 <= rows; r += 4, stream = nullptr)
-        add_values<T, 4, 1>(s.scores + r * at.row, at, values, stream, count, c, n, s.o + r * s.o_stride, s.o_stride);
+        add_values<T, 4, 1>(s.scores + r * at.row, at, values, stream, c, {s.o + r * s.o_stride, s.o_stride});
       for (; r < rows; ++r, stream = nullptr)
-        add_values<T, 1, 1>(s.scores + r * at.row, at, values, stream, count, c, n, s.o + r * s.o_stride, s.o_stride);
+        add_values<T, 1, 1>(s.scores + r * at.row, at, values, stream, c, {s.o + r * s.o_stride, s.o_stride});
     }
   }
 
@@ -294,7 +308,7 @@ struct Decode {
       if (plain) {
         for (int r = 0; r < rows; ++r) rescale |= softmax_of_row<Degree>(s.scores + r * at.row, count, r, s.softmax);
       } else {
-        finish_scores(piece, *s.rows, key, count, unit, s.scores, kPanel, options);
+        finish_scores({piece, *s.rows, key, count, s.scores, kPanel}, unit, options);
         rescale = update_max(s.scores, kPanel, count, unit.log2, s.softmax);
         if (p.max_scores.present) add_largest(s.scores, kPanel, count, s.softmax);
         exponentiate<Degree>(s.scores, kPanel, count, unit.log2, s.softmax);
@@ -308,7 +322,7 @@ struct Decode {
           for (int64_t c = 0; c < s.o_stride; c += kLanes)
             store(hn::Mul(load(s.o + r * s.o_stride + c), set(s.softmax->alpha[r])), s.o + r * s.o_stride + c);
       }
-      tile_values(s, values, &value_stream, count, p.head_dim_v, rows, at);
+      tile_values(s, {values, count, p.head_dim_v}, &value_stream, rows, at);
     }
 
     if (partial == nullptr) {

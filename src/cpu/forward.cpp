@@ -105,7 +105,7 @@ void add_sequence(const Problem& p, int32_t b, const ForwardLayout& layout, Plan
   const Shape shape = shape_of(p, s);
   for (int32_t h = 0; h < p.heads_k; ++h) {
     if (shape.part > 0) {
-      const KeyRange keys = keys_of_rows(p, s, p.group(), 0, rows);
+      const KeySpan keys = keys_of_rows(p, s, p.group(), 0, rows);
       const auto first = static_cast<int32_t>(std::min(keys.begin, keys.end) / shape.part);
       const auto end = static_cast<int32_t>(std::max<int64_t>(ceil_div(keys.end, shape.part), first + 1));
       Group* group =
@@ -117,7 +117,7 @@ void add_sequence(const Problem& p, int32_t b, const ForwardLayout& layout, Plan
       const int64_t step = shape.stream ? rows : layout.rows;
       for (int64_t r = 0; r < rows; r += step) {
         const int64_t end = std::min(rows, r + step);
-        const KeyRange keys = keys_of_rows(p, s, p.group(), r, end);
+        const KeySpan keys = keys_of_rows(p, s, p.group(), r, end);
         layout.items[plan->items++] = {b,  h,  static_cast<int32_t>(r / step),
                                        -1, -1, (end - r) * (keys.end - keys.begin + 16)};
       }
@@ -175,7 +175,7 @@ void forward(const Problem& p, Threads& threads, void* workspace) {
   double work = 0;
   for (int64_t i = 0; i < plan.items; ++i)
     work += static_cast<double>(layout.items[i].cost) * static_cast<double>(p.head_dim + p.head_dim_v);
-  for_each_item(threads, alike ? Take::kInSections : Take::kInOrder, plan.items, work, layout.scratch,
+  for_each_item(threads, {alike ? Take::kInSections : Take::kInOrder, plan.items, work}, layout.scratch,
                 layout.scratch_bytes,
                 [&](int64_t i, std::byte* scratch) { run_item(p, layout.items[i], layout, scratch); });
   clear_unused_rows(p, p.out, true, p.heads_q, p.head_dim_v);

@@ -210,11 +210,13 @@ struct Forward {
     pack_columns<Mma, T>({values, count}, p.head_dim_v, s.v);
   }
 
-  static void softmax_step(const Piece& piece, Panel* panel, int64_t key, int64_t count, const TileMemory& options,
-                           ForwardScratch& s, float* o) {
+  static void softmax_step(const Piece& piece, int64_t index, int64_t key, int64_t count, const TileMemory& options,
+                           ForwardScratch& s) {
+    Panel* panel = s.panels + index;
+    float* o = s.o + index * s.o_rows * kPanel;
     const int64_t o_rows = piece.problem->head_dim_v;
     const ScoreUnit unit = tile_unit<Mma>(*piece.problem);
-    finish_scores(piece, panel->rows, key, count, unit, s.scores, kPanel, options);
+    finish_scores({piece, panel->rows, key, count, s.scores, kPanel}, unit, options);
     if (update_max(s.scores, kPanel, count, unit.log2, &panel->softmax) && panel->started) {
       const VF a0 = load(panel->softmax.alpha), a1 = load(panel->softmax.alpha + kLanes);
       for (int64_t c = 0; c < o_rows; ++c) {
@@ -230,13 +232,14 @@ struct Forward {
     }
   }
 
-  static void panel_step(const Piece& piece, Panel* panel, int64_t index, int64_t key, int64_t count,
-                         const TileMemory& options, ForwardScratch& s) {
+  static void panel_step(const Piece& piece, int64_t index, int64_t key, int64_t count, const TileMemory& options,
+                         ForwardScratch& s) {
     const Problem& p = *piece.problem;
+    Panel* panel = s.panels + index;
     float* o = s.o + index * s.o_rows * kPanel;
-    gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + index * s.q_words * kPanel, words<Mma>(p.head_dim), s.scores, kPanel,
-              false);
-    softmax_step(piece, panel, key, count, options, s, o);
+    gemm<Mma>(count, {s.k, s.k_stride, 1}, s.q + index * s.q_words * kPanel, words<Mma>(p.head_dim),
+              {s.scores, kPanel, false});
+    softmax_step(piece, index, key, count, options, s);
     const Word* probabilities;
     if constexpr (Mma::kPair == 1) {
       probabilities = s.scores;
@@ -244,7 +247,7 @@ struct Forward {
       pair_keys(s.scores, kPanel, count, s.pairs, kPanel);
       probabilities = s.pairs;
     }
-    gemm<Mma>(p.head_dim_v, {s.v, 1, s.v_stride}, probabilities, words<Mma>(count), o, kPanel, panel->started);
+    gemm<Mma>(p.head_dim_v, {s.v, 1, s.v_stride}, probabilities, words<Mma>(count), {o, kPanel, panel->started});
     panel->started = true;
   }
 
@@ -291,7 +294,7 @@ struct Forward {
         if (!shown_keys(piece, s.panels[i].rows, key, count, s.options, &options)) continue;
         if (!packed) pack_keys(piece, key, count, s);
         packed = true;
-        panel_step(piece, s.panels + i, i, key, count, options, s);
+        panel_step(piece, i, key, count, options, s);
       }
     }
     for (int64_t i = 0; i < panel_count; ++i) write(piece, partial, s.panels + i, i, s);

@@ -47,46 +47,52 @@ struct Broadcast {
   int64_t row_stride, k_stride;
 };
 
+// Rows of kPanel columns.
+struct Product {
+  float* data;
+  int64_t row_stride;
+  bool accumulate;  // products are added to the contents
+};
+
 // Adjacent: row_stride is 1, so that rows differ by constant offsets.
 template <class Mma, int R, bool Adjacent>
-HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
-                           const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
+HWY_INLINE void gemm_block(Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k, Product c) {
   VF acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = hn::Zero(FTag());
   // Rows in threes share a pointer: base, base + stride, base + 2 * stride are all addressing modes.
   constexpr int kBases = Adjacent ? 1 : (R + 2) / 3;
   const typename Mma::Word* base[kBases];
-  for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * row_stride;
+  for (int i = 0; i < kBases; ++i) base[i] = a.data + 3 * i * a.row_stride;
   for (int64_t i = 0; i < k; ++i) {
     const auto b0 = load(b), b1 = load(b + kLanes);
     b += kPanel;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const auto x = Mma::broadcast(Adjacent ? base[0] + r : base[r / 3] + (r % 3) * row_stride);
+      const auto x = Mma::broadcast(Adjacent ? base[0] + r : base[r / 3] + (r % 3) * a.row_stride);
       acc[r][0] = Mma::multiply_add(x, b0, acc[r][0]);
       acc[r][1] = Mma::multiply_add(x, b1, acc[r][1]);
     }
-    for (int j = 0; j < kBases; ++j) base[j] += k_stride;
+    for (int j = 0; j < kBases; ++j) base[j] += a.k_stride;
   }
   // Added at the end, not started from: sums of a tile are small compared with C, so long sums round less.
-  if (accumulate) {
+  if (c.accumulate) {
     for (int r = 0; r < R; ++r) {
-      acc[r][0] = hn::Add(acc[r][0], load(c + r * c_stride));
-      acc[r][1] = hn::Add(acc[r][1], load(c + r * c_stride + kLanes));
+      acc[r][0] = hn::Add(acc[r][0], load(c.data + r * c.row_stride));
+      acc[r][1] = hn::Add(acc[r][1], load(c.data + r * c.row_stride + kLanes));
     }
   }
   for (int r = 0; r < R; ++r) {
-    store(acc[r][0], c + r * c_stride);
-    store(acc[r][1], c + r * c_stride + kLanes);
+    store(acc[r][0], c.data + r * c.row_stride);
+    store(acc[r][1], c.data + r * c.row_stride + kLanes);
   }
 }
 
 template <class Mma, int R, bool Adjacent>
-HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_stride, int64_t k_stride,
-                          const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
+HWY_INLINE void gemm_rows(int rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k,
+                          Product c) {
   if constexpr (R > 0) {
-    if (rows == R) return gemm_block<Mma, R, Adjacent>(a, row_stride, k_stride, b, k, c, c_stride, accumulate);
-    gemm_rows<Mma, R - 1, Adjacent>(rows, a, row_stride, k_stride, b, k, c, c_stride, accumulate);
+    if (rows == R) return gemm_block<Mma, R, Adjacent>(a, b, k, c);
+    gemm_rows<Mma, R - 1, Adjacent>(rows, a, b, k, c);
   }
 }
 
@@ -94,22 +100,21 @@ HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_str
 // callers, and each caller's time would depend on the other callers.
 template <class Mma, bool Adjacent>
 HWY_NOINLINE void gemm_strided(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k,
-                               float* c, int64_t c_stride, bool accumulate) {
+                               Product c) {
   // Blocks are as even as possible: 64 rows are 11+11+11+11+10+10, not 5 * 12 + 4.
   for (int64_t done = 0; done < rows;) {
     const int64_t left = rows - done, blocks = (left + kRows - 1) / kRows;
     const int take = static_cast<int>((left + blocks - 1) / blocks);
-    gemm_rows<Mma, kRows, Adjacent>(take, a.data + done * a.row_stride, a.row_stride, a.k_stride, b, k,
-                                    c + done * c_stride, c_stride, accumulate);
+    gemm_rows<Mma, kRows, Adjacent>(take, {a.data + done * a.row_stride, a.row_stride, a.k_stride}, b, k,
+                                    {c.data + done * c.row_stride, c.row_stride, c.accumulate});
     done += take;
   }
 }
 
 template <class Mma>
-inline void gemm(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k, float* c,
-                 int64_t c_stride, bool accumulate) {
+inline void gemm(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k, Product c) {
   const auto strided = a.row_stride == 1 ? gemm_strided<Mma, true> : gemm_strided<Mma, false>;
-  strided(rows, a, b, k, c, c_stride, accumulate);
+  strided(rows, a, b, k, c);
 }
 
 }  // namespace tandem::cpu::TANDEM_TARGET

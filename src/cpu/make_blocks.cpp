@@ -97,7 +97,7 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
   const size_t floats = m.mask_mod->program->result_tiles.floats() + 16;
   std::vector<float> memory(floats * static_cast<size_t>(threads.count()));
   // A row of blocks at once.
-  for_each_item(threads, Take::kInSections, m.lists() * m.blocks_q, work, reinterpret_cast<std::byte*>(memory.data()),
+  for_each_item(threads, {Take::kInSections, m.lists() * m.blocks_q, work}, reinterpret_cast<std::byte*>(memory.data()),
                 floats * sizeof(float), [&](int64_t item, std::byte* own) {
                   Asker asker(m, reinterpret_cast<float*>(own));
                   const int64_t list = item / m.blocks_q;
@@ -106,7 +106,7 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
                         asker.state_of(list / m.heads, list % m.heads, item % m.blocks_q, j);
                 });
   const int64_t of_queries = m.lists() * m.blocks_q;
-  for_each_item(threads, Take::kInSections, m.rows(), work, nullptr, 0, [&](int64_t item, std::byte*) {
+  for_each_item(threads, {Take::kInSections, m.rows(), work}, nullptr, 0, [&](int64_t item, std::byte*) {
     const int by_keys = item >= of_queries;
     const int64_t rows = by_keys ? m.blocks_k : m.blocks_q, columns = by_keys ? m.blocks_q : m.blocks_k;
     const int64_t number = item - (by_keys ? of_queries : 0), list = number / rows, row = number % rows;

@@ -60,7 +60,7 @@ void merge(const MergeProblem& m, Threads& threads) {
   for (int64_t n = 0; n < m.parts; ++n) parts.push_back(m.part(n));
   const double work =
       static_cast<double>(m.rows()) * static_cast<double>(m.parts) * static_cast<double>(m.head_dim + 16);
-  for_each_item(threads, Take::kInSections, m.batch * m.seqlen, work, nullptr, 0, [&](int64_t item, std::byte*) {
+  for_each_item(threads, {Take::kInSections, m.batch * m.seqlen, work}, nullptr, 0, [&](int64_t item, std::byte*) {
     for (int64_t h = 0; h < m.heads; ++h) merge_row(m, parts, item / m.seqlen, item % m.seqlen, h);
   });
 }

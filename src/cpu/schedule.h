@@ -49,11 +49,16 @@ constexpr double kWorkPerGrab = 2.5e5;
 // in its cache. Then the thread takes items of other sections.
 enum class Take { kInOrder, kInSections };
 
-// body(item, scratch) for every item in [0, count), work multiply-adds in all. scratch: one part of scratch_bytes per
-// thread.
+struct Items {
+  Take take;
+  int64_t count;
+  double work;  // multiply-adds of all items
+};
+
+// body(item, scratch) for every item in [0, count). scratch: one part of scratch_bytes per thread.
 template <class F>
-void for_each_item(Threads& threads, Take take, int64_t count, double work, std::byte* scratch, size_t scratch_bytes,
-                   F&& body) {
+void for_each_item(Threads& threads, const Items& items, std::byte* scratch, size_t scratch_bytes, F&& body) {
+  const auto [take, count, work] = items;
   if (count == 0) return;
   const int64_t most = std::min<int64_t>(count, threads.count());
   const auto tasks = static_cast<int32_t>(std::min(1 + work / kWorkPerThread, static_cast<double>(most)));
@@ -84,8 +89,8 @@ void for_each_item(Threads& threads, Take take, int64_t count, double work, std:
 inline size_t scratch_stride(size_t bytes) { return (bytes + 127) / 64 * 64; }
 
 // The keys that rows [begin, end) of a sequence may see, all query heads of a key head being neighbours.
-inline KeyRange keys_of_rows(const Problem& p, const Sequence& s, int64_t heads, int64_t begin, int64_t end) {
-  const KeyRange first = visible_keys(p, s, begin / heads), last = visible_keys(p, s, (end - 1) / heads);
+inline KeySpan keys_of_rows(const Problem& p, const Sequence& s, int64_t heads, int64_t begin, int64_t end) {
+  const KeySpan first = visible_keys(p, s, begin / heads), last = visible_keys(p, s, (end - 1) / heads);
   return {first.begin, last.end > first.begin ? last.end : first.begin};
 }
 

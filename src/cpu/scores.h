@@ -117,25 +117,32 @@ inline const float* bias_tile(const Piece& piece, const PanelRows& rows, int64_t
   return across;
 }
 
+// The scores of kPanel rows and of keys [key, key + count): [key][stride].
+struct ScoreTile {
+  const Piece& piece;
+  const PanelRows& rows;
+  int64_t key, count;
+  float* scores;
+  int64_t stride;
+};
+
 // scores += bias.
-inline void add_bias(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scores,
-                     int64_t stride, float* scratch) {
-  const float* bias = bias_tile(piece, rows, key, count, scratch);
-  for (int64_t j = 0; j < count; ++j) {
+inline void add_bias(ScoreTile t, float* scratch) {
+  const float* bias = bias_tile(t.piece, t.rows, t.key, t.count, scratch);
+  for (int64_t j = 0; j < t.count; ++j) {
     for (int h = 0; h < kPanel; h += kLanes) {
-      float* s = scores + j * stride + h;
+      float* s = t.scores + j * t.stride + h;
       store(hn::Add(load(bias + j * kPanel + h), load(s)), s);
     }
   }
 }
 
 // Scores are -inf where a boolean bias is false, whatever they were.
-inline void hide_by_bias(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* scores,
-                         int64_t stride, float* scratch) {
-  const float* bias = bias_tile(piece, rows, key, count, scratch);
-  for (int64_t j = 0; j < count; ++j) {
+inline void hide_by_bias(ScoreTile t, float* scratch) {
+  const float* bias = bias_tile(t.piece, t.rows, t.key, t.count, scratch);
+  for (int64_t j = 0; j < t.count; ++j) {
     for (int h = 0; h < kPanel; h += kLanes) {
-      float* s = scores + j * stride + h;
+      float* s = t.scores + j * t.stride + h;
       const VF from = load(bias + j * kPanel + h);
       store(select(hn::Eq(from, hn::Zero(FTag())), load(s), from), s);
     }
@@ -170,9 +177,9 @@ inline ModTile mod_tile(const Piece& piece, const PanelRows& rows, int64_t key, 
   return {piece, rows.query, rows.head, kPanel, key, count, stride, scratch};
 }
 
-// Turns products of keys [key, key + count) into natural scores, up to the input of a score_mod.
-inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, double unit,
-                          float* scores, int64_t stride, const TileMemory& memory) {
+// Turns products into natural scores, up to the input of a score_mod.
+inline void apply_options(ScoreTile tile, double unit, const TileMemory& memory) {
+  const auto& [piece, rows, key, count, scores, stride] = tile;
   const Problem& p = *piece.problem;
   const VF cap = set(static_cast<float>(p.softcap));
   const VF scale = set(static_cast<float>(p.softcap == 0 ? unit : unit / p.softcap));
@@ -191,21 +198,20 @@ inline void apply_options(const Piece& piece, const PanelRows& rows, int64_t key
       store(s, at);
     }
   }
-  if (p.bias.present && p.bias.dtype != DType::boolean) add_bias(piece, rows, key, count, scores, stride, memory.bias);
+  if (p.bias.present && p.bias.dtype != DType::boolean) add_bias(tile, memory.bias);
 }
 
-// Turns products of keys [key, key + count) into masked scores in unit.stored. memory.visible has been filled.
-inline void finish_scores(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, ScoreUnit unit,
-                          float* scores, int64_t stride, const TileMemory& memory) {
+// Turns products into masked scores in unit.stored. memory.visible has been filled.
+inline void finish_scores(ScoreTile tile, ScoreUnit unit, const TileMemory& memory) {
+  const auto& [piece, rows, key, count, scores, stride] = tile;
   const Problem& p = *piece.problem;
-  if (!plain_scores(p)) apply_options(piece, rows, key, count, unit.product, scores, stride, memory);
+  if (!plain_scores(p)) apply_options(tile, unit.product, memory);
   if (p.score_mod.present) {
     for (int64_t j = 0; memory.unmodified != nullptr && j < count; ++j)
       std::memcpy(memory.unmodified + j * stride, scores + j * stride, kPanel * sizeof(float));
     modify_scores(mod_tile(piece, rows, key, count, stride, memory.mods), scores);
   }
-  if (p.bias.present && p.bias.dtype == DType::boolean)
-    hide_by_bias(piece, rows, key, count, scores, stride, memory.bias);
+  if (p.bias.present && p.bias.dtype == DType::boolean) hide_by_bias(tile, memory.bias);
   const VF hidden = set(-kInfinity);
   if (memory.visible != nullptr) {
     for (int64_t j = 0; j < count; ++j) {

@@ -151,7 +151,7 @@ void set_softcap(const Problem& p, ForwardParams* params) {
 }
 
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
-void set_dropout(const Dropout& dropout, DropoutParams* params) {
+void set_dropout(const DropoutOptions& dropout, DropoutParams* params) {
   params->seed = dropout.seed;
   params->offset = dropout.offset;
   params->seed_ptr = reinterpret_cast<const unsigned long long*>(dropout.seed_ptr);

@@ -132,7 +132,7 @@ struct BlockMaskView {
   }
 };
 
-struct Dropout {
+struct DropoutOptions {
   double p = 0;                                               // a multiple of 1 / 256
   uint64_t seed = 0, offset = 0;                              // on the CPU already read through their pointers
   const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // where it is not, and they are given
@@ -161,7 +161,7 @@ struct Problem {
   bool bottom_right = true;     // else explicit: diagonal_offset and diagonal_offsets
   int64_t diagonal_offset = 0;  // within +-2^33
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
-  Dropout dropout;
+  DropoutOptions dropout;
   ModView score_mod, mask_mod;
   BlockMaskView block_mask;
   struct {
@@ -214,12 +214,12 @@ struct Sequence {
 // Reads cu_seqlens and seqused from host memory: for the CPU engine and the reference only.
 Sequence sequence_of(const Problem& problem, int64_t b);
 
-struct KeyRange {
+struct KeySpan {
   int64_t begin = 0, end = 0;  // begin <= end, within [0, k_len]
 };
 
 // Keys that query row i sees through causal and window (a boolean bias may hide more).
-inline KeyRange visible_keys(const Problem& p, const Sequence& s, int64_t i) {
+inline KeySpan visible_keys(const Problem& p, const Sequence& s, int64_t i) {
   const int64_t at = i + s.diagonal;
   int64_t begin = 0, end = s.k_len;
   // |at| < 2^32 and bounds are clamped to +-2^61 by make_problem, so nothing overflows.

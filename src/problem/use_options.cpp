@@ -47,7 +47,8 @@ void use_softcap(Problem* p) {
 // A mask that shows less than a window is evaluated within the window, if no lists leave blocks out.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
-  const score_mod::Band band = score_mod::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
+  const score_mod::VisibleBand band =
+      score_mod::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
   if (p->block_mask && !(p->block_mask.of_mask_mod && band.whole)) return;
   const bool bounded = band.left != TANDEM_UNBOUNDED || band.right != TANDEM_UNBOUNDED;
   if (bounded ? !measure_from(band.diagonal, p) : !band.whole) return;

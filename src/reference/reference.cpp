@@ -222,7 +222,7 @@ Row make_row(const Head& h, int64_t i) {
   const int64_t b = h.s.batch_index;
   const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h.head)) : -kInfinity;
   const double slope = p.alibi_slopes ? load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h.head)) : 0;
-  const KeyRange visible = visible_keys(p, h.s, i);
+  const KeySpan visible = visible_keys(p, h.s, i);
 
   Row row;
   double largest = sink;

@@ -61,8 +61,8 @@ class Reader {
     return Distance{lengths == 1, sign, s.constant};
   }
 
-  Band band() {
-    Band band;
+  VisibleBand band() {
+    VisibleBand band;
     band.whole = add(mod_.result, &band);
     return band;
   }
@@ -100,7 +100,7 @@ class Reader {
 
   // Adds the keys that a node hides to the band. Returns false if the node hides more than bounds of distances can
   // express.
-  bool add(NodeId id, Band* band) {
+  bool add(NodeId id, VisibleBand* band) {
     if (!may_read()) return false;
     const Node& node = at(id);
     const auto [a, b, unused, no] = node.operands;
@@ -119,7 +119,7 @@ class Reader {
   }
 
   // a < b, or a <= b. A bound on an absolute value bounds both the value and its negative.
-  bool add_less(NodeId a, NodeId b, bool strict, Band* band) {
+  bool add_less(NodeId a, NodeId b, bool strict, VisibleBand* band) {
     const bool absolute = at(a).op == Op::abs;
     const std::optional<Sum> low = sum(absolute ? at(a).operands[0] : a), high = sum(b);
     if (!low || !high) return false;
@@ -128,7 +128,7 @@ class Reader {
   }
 
   // The first bound decides the diagonal, and all other bounds must use the same one.
-  bool add_at_least_0(const Sum& s, Band* band) {
+  bool add_at_least_0(const Sum& s, VisibleBand* band) {
     const std::optional<Distance> d = distance(s);
     if (!d || bottom_right_.value_or(d->bottom_right) != d->bottom_right) return false;
     bottom_right_ = band->diagonal.bottom_right = d->bottom_right;
@@ -200,8 +200,8 @@ double softcap_of(const Mod& mod, const Values& values) {
 
 // Lengths count as numbers only if necessary. A diagonal that ends at the last query and key is the usual form of the
 // option.
-Band band_of(const Mod& mod, const Values& values, const Lengths& lengths) {
-  const Band band = Reader(mod, values, lengths, false).band();
+VisibleBand band_of(const Mod& mod, const Values& values, const Lengths& lengths) {
+  const VisibleBand band = Reader(mod, values, lengths, false).band();
   return band.whole ? band : Reader(mod, values, lengths, true).band();
 }
 

@@ -20,7 +20,7 @@ struct Diagonal {
 };
 
 // A mask_mod that shows only keys at distances from -right to left.
-struct Band {
+struct VisibleBand {
   bool whole = false;  // the mask_mod has no other effect
   Diagonal diagonal;
   int64_t left = TANDEM_UNBOUNDED, right = TANDEM_UNBOUNDED;
@@ -45,7 +45,7 @@ struct Lengths {
 // score_mod.
 double softcap_of(const Mod& mod, const Values& values);
 
-Band band_of(const Mod& mod, const Values& values, const Lengths& lengths);
+VisibleBand band_of(const Mod& mod, const Values& values, const Lengths& lengths);
 std::optional<Alibi> alibi_of(const Mod& mod, const Values& values, const Lengths& lengths);
 
 }  // namespace tandem::score_mod

@@ -264,7 +264,7 @@ class FuzzedCall {
       require(s.q_begin >= 0 && s.q_begin + s.q_rows <= p.total_q);
       if (!p.page_table) require(s.k_begin >= 0 && s.k_begin + s.k_rows <= p.total_k);
       for (int64_t i = 0; i < std::min<int64_t>(s.q_len, 100); ++i) {
-        const KeyRange keys = visible_keys(p, s, i);
+        const KeySpan keys = visible_keys(p, s, i);
         require(0 <= keys.begin && keys.begin <= keys.end && keys.end <= s.k_len);
       }
     }

@@ -152,7 +152,7 @@ TEST(Reference, DropoutFollowsPhilox) {
   for (int64_t n = 0; n < 81; ++n) in.v.set(n, n % 10 == 0);
   known.forward();
   Outputs unused = in.outputs(TANDEM_FORWARD);
-  const Dropout d = in.problem(TANDEM_FORWARD, &unused).dropout;
+  const DropoutOptions d = in.problem(TANDEM_FORWARD, &unused).dropout;
   for (uint64_t i = 0; i < 3; ++i) {
     for (uint64_t h = 0; h < 2; ++h) {
       for (uint64_t j = 0; j < 9; ++j) {

@@ -255,7 +255,7 @@ class Plain {
   }
 
   std::vector<Score> scores(int64_t b, int64_t h, int64_t i) {
-    const KeyRange range = visible_keys(p, s_, i);
+    const KeySpan range = visible_keys(p, s_, i);
     const double scale = fl(p.softmax_scale), cap = fl(p.softcap);
     std::vector<Score> row;
     fl.dots(q_[static_cast<size_t>(i)].data(), keys_, range.begin, range.end, products_);

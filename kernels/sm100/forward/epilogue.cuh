@@ -12,11 +12,44 @@
 #include "ptx/warp.cuh"
 #include "sm100/forward/smem.cuh"
 
+// Copies a thread's row of a block of the result from tensor memory to shared memory, times `inverse`: 0 for a row
+// without visible keys. lost: set if a product of large probabilities and values has overflowed (lazy_max only).
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE void copy_block(Chunk* to, u32 from, int block, int row, float inverse, bool& lost) {
+  // The columns of a block of the result, and its chunks of 16 columns.
+  constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
+#pragma unroll 1
+  for (int c = 0; c < 8; c += kChunks) {
+    const int column = kColumns * block + 16 / kChunks * c;
+    if (column >= T.head_dim_v) break;
+    float x[16];
+    tmem_load(x, from + column);
+    tmem_wait_load(x);
+    if constexpr (T.lazy_max()) {
+#pragma unroll
+      for (int n = 0; n < 16; ++n) lost |= !(fabsf(x[n]) < kInfinity);
+    }
+    u32 words[4 * kChunks];
+#pragma unroll
+    for (int n = 0; n < 4 * kChunks; ++n) {
+      if (inverse == 0) {
+        words[n] = 0;
+      } else if constexpr (T.f32_out) {
+        words[n] = __float_as_uint(x[n] * inverse);
+      } else {
+        words[n] = pack<T>(x[2 * n] * inverse, x[2 * n + 1] * inverse);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n)
+      to[(c + n) ^ (row & 7)] = {{words[4 * n], words[4 * n + 1], words[4 * n + 2], words[4 * n + 3]}};
+  }
+}
+
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
   constexpr int kEpilogueSync = 1;  // named barrier
-  // The columns of a block of the result, and its chunks of 16 columns.
-  constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
+  constexpr int kColumns = T.o_block_columns();
   const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
   const int pack_shift = log2_of(p.pack_gqa);
@@ -33,46 +66,22 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     const u32 parity = parities >> i & 1;
     parities ^= 1 << i;
     mbarrier_wait(&s.sum_ready[i], parity);
-    RowFinal end = finalize_row<T>(p, row, !T.varlen || row.query < tile.q_len, s.sum[i][thread], s.row_max[i][thread]);
-    if constexpr (T.dropout) end.inverse *= p.dropout.scale;
+    RowFinal end =
+        finalize_row<T>(p, row, !T.options.varlen || row.query < tile.q_len, s.sum[i][thread], s.row_max[i][thread]);
+    if constexpr (T.options.dropout) end.inverse *= p.dropout.scale;
     if (p.lse && row.query < tile.q_rows) store_lse(p, tile, row, end.lse);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
     mbarrier_wait(&s.o_full[i], parity);
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
-    bool lost = false;  // products of large probabilities and values overflow
+    bool lost = false;
     for (int block = 0; block < kBlocks; ++block, out.advance()) {
       // After the last store from this buffer has read it.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();
       auto* to = reinterpret_cast<Chunk*>(s.out[out.index]) + thread * 8;
-#pragma unroll 1
-      for (int c = 0; c < 8; c += kChunks) {
-        const int column = kColumns * block + 16 / kChunks * c;
-        if (column >= T.head_dim_v) break;
-        float x[16];
-        tmem_load(x, lanes + T.tmem_o(0) + i * T.o_columns() + column);
-        tmem_wait_load(x);
-        if constexpr (T.lazy_max()) {
-#pragma unroll
-          for (int n = 0; n < 16; ++n) lost |= !(fabsf(x[n]) < kInfinity);
-        }
-        u32 words[4 * kChunks];
-#pragma unroll
-        for (int n = 0; n < 4 * kChunks; ++n) {
-          if (end.inverse == 0) {  // a row without visible keys
-            words[n] = 0;
-          } else if constexpr (T.f32_out) {
-            words[n] = __float_as_uint(x[n] * end.inverse);
-          } else {
-            words[n] = pack<T>(x[2 * n] * end.inverse, x[2 * n + 1] * end.inverse);
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < kChunks; ++n)
-          to[(c + n) ^ (thread & 7)] = {{words[4 * n], words[4 * n + 1], words[4 * n + 2], words[4 * n + 3]}};
-      }
+      copy_block<T>(to, lanes + T.tmem_o(0) + i * T.o_columns(), block, thread, end.inverse, lost);
       if (block == kBlocks - 1) {
         tcgen05_fence_before();
         __syncwarp();
@@ -80,7 +89,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
       }
       fence_proxy_async();
       named_sync(kEpilogueSync, 128);
-      if (T.varlen && rows_left < T.kTileM) {
+      if (T.options.varlen && rows_left < T.kTileM) {
         store_rows<T.kTileM, T.f32_out ? 4 : 2>(
             p, tile, s.out[out.index],
             {first_row, rows_left, kColumns * block, min(kColumns, p.head_dim_v - kColumns * block)});

@@ -21,22 +21,21 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const QueryRange& by = seen[row_of(r)];
     const int query = tile.query_of(m_block, r);
-    if (query < by.begin || (T.bounded_left && query >= by.end)) scores[r] = -kInfinity;
+    if (query < by.begin || (T.options.bounded_left && query >= by.end)) scores[r] = -kInfinity;
   }
 }
 
-// Replaces scores of the n-th iteration by probabilities. use(pair, derivatives, given) is called for four scores at a
-// time, when their probabilities are ready. given: the score_mod's input, with T.captured_per_score.
+// Replaces scores by probabilities; a staged bias has been added to them. use(pair, derivatives, given) is called for
+// four scores at a time, when their probabilities are ready. given: the score_mod's input, with T.captured_per_score.
 template <Sm90BackwardConfig T, class Use>
 TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2], const Prefetched<T>& prefetched,
                                          const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
-                                         const WarpgroupSteps<T>& step, [[maybe_unused]] u32 n, const Use& use) {
+                                         const WarpgroupSteps<T>& step, const Use& use) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head, prefetched.row);
-  if constexpr (T.softcap) apply_softcap<false>(scores, p);
-  if constexpr (T.stages_bias()) add_bias(scores, tile, n);
+  if constexpr (T.options.softcap) apply_softcap<false>(scores, p);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
-  if constexpr (T.block_mask) apply_block_mask<T>(scores, prefetched.shown);
+  if constexpr (T.options.block_mask) apply_block_mask<T>(scores, prefetched.shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
     const float2 minus_lse = pair < T.preloaded_lse() ? prefetched.lse[pair] : lse_delta_of(tile, rings, 0, pair);
@@ -48,7 +47,7 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
       if constexpr (T.has_score_mod()) {
         const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or the query is beyond the sequence
         float score = scaled_score<T>(scores[r], p);
-        if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
+        if constexpr (T.options.softcap) derivative[n] = softcap_derivative(score, p);
         score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n],
                         T.captured_per_score ? &mod_input[n] : nullptr);
         scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
@@ -74,14 +73,12 @@ template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const Prefetched<T>& prefetched,
                                       const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
-                                      const WarpgroupSteps<T>& step, u32 of_steps = 0) {
-  make_each_probability<T>(scores, prefetched, tile, rings, step, of_steps,
-                           [&](int pair, const float(&derivative)[4], auto&) {
-                             pack_probabilities(probabilities, scores, prefetched, pair);
+                                      const WarpgroupSteps<T>& step) {
+  make_each_probability<T>(scores, prefetched, tile, rings, step, [&](int pair, const float(&derivative)[4], auto&) {
+    pack_probabilities(probabilities, scores, prefetched, pair);
 #pragma unroll
-                             for (int n = 0; n < 4; ++n)
-                               scores[4 * pair + n] = apply_score_derivative<T>(scores[4 * pair + n], derivative[n]);
-                           });
+    for (int n = 0; n < 4; ++n) scores[4 * pair + n] = apply_score_derivative<T>(scores[4 * pair + n], derivative[n]);
+  });
 }
 
 // Two independent chains of additions.
@@ -97,7 +94,7 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float minus_delta(float dp, float delta, const Prefetched<T>& prefetched, int r,
                                 const BackwardParams& p) {
-  if constexpr (T.dropout) return fmaf(keep_or_zero(prefetched, r, dp), p.dropout.scale, -delta);
+  if constexpr (T.options.dropout) return fmaf(keep_or_zero(prefetched, r, dp), p.dropout.scale, -delta);
   return dp - delta;
 }
 
@@ -116,15 +113,23 @@ TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&sco
   fence_operand(dp);
 }
 
+// The iteration of P and dS.
+template <Sm90BackwardConfig T>
+struct Iteration {
+  const Prefetched<T>& prefetched;
+  const WarpgroupTile<T>& tile;
+  const WarpgroupRings<T>& rings;
+  const WarpgroupSteps<T>& step;
+};
+
 // P and dS together, if sums need a score and its gradient: no register keeps the score until dP is ready.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
                                     float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],
-                                    u32 (&probabilities)[T.score_queries() / 4], const Prefetched<T>& prefetched,
-                                    const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings,
-                                    const WarpgroupSteps<T>& step) {
+                                    u32 (&probabilities)[T.score_queries() / 4], const Iteration<T>& at) {
+  const auto& [prefetched, tile, rings, step] = at;
   make_each_probability<T>(
-      scores, prefetched, tile, rings, step, 0, [&](int pair, const float(&derivative)[4], const float(&mod_input)[4]) {
+      scores, prefetched, tile, rings, step, [&](int pair, const float(&derivative)[4], const float(&mod_input)[4]) {
         pack_probabilities(probabilities, scores, prefetched, pair);
         const float2 delta = lse_delta_of(tile, rings, 1, pair);
 #pragma unroll

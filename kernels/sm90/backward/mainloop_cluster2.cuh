@@ -20,7 +20,11 @@ TANDEM_DEVICE void mainloop_cluster2(const WarpgroupTile<T>& tile, WarpgroupRing
     mma_dp(dp, prefetched, tile, rings, at.m_block);
     draw_dropout_mask(prefetched, tile, at);
     evaluate_mask_mod(prefetched, tile, at);
-    dv_and_ds(dv, scores, dp, ds, prefetched, tile, rings, at);
+    probabilities_and_dv(dv, scores, prefetched, tile, rings, at);
+    fence_operand(dp);
+    make_ds(dp, scores, prefetched, tile, rings);
+    finish_dv(dv, tile, rings);
+    pack_all<T>(ds, dp);
     mbarrier_wait(&s.cluster2.ds_read, (rings.steps & 1) ^ 1);  // the other CTA has read dS of the previous iteration
     store_fragments(shared_address(s.ds[0]), ds, tile);
     fence_proxy_async();

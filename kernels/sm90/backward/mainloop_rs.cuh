@@ -15,16 +15,16 @@ struct RsOrder {
   static constexpr bool kDqFirst = T.staged();
   static constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
   // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without.
-  static constexpr bool kDvFirst = T.tile_m > 64 && T.bounded_right && !T.bounded_left;
+  static constexpr bool kDvFirst = T.tile_m > 64 && T.options.bounded_right && !T.options.bounded_left;
   // The position of the fence after the stores of dS. dq multiplies dS only in the next iteration, so that the fence
   // can overlap other products.
   enum class Fence { first, between, last };
   static constexpr Fence kFence = T.staged() ? Fence::last : T.preloaded_lse() > 0 ? Fence::between : Fence::first;
   // Tests whether the next operands have arrived before products are issued. A test after the issue stalls until the
   // tensor core has accepted the products.
-  static constexpr bool kAsksQueries = T.tile_m > 64 && !T.varlen, kAsksDout = kAsksQueries && !kDvFirst;
+  static constexpr bool kAsksQueries = T.tile_m > 64 && !T.options.varlen, kAsksDout = kAsksQueries && !kDvFirst;
   // Draws the next dropout mask during dq, dV and dK if no scores are in registers; else while S is multiplied.
-  static constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
+  static constexpr bool kDrawsAhead = T.options.dropout && !kScoresAhead;
 };
 
 // Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq is one iteration late, and the next S and
@@ -43,7 +43,8 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   // On entry scores of the n-th iteration are complete and dP is in flight.
   auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
-    if constexpr (!T.captured_per_score) make_probabilities(scores, probabilities, prefetched, tile, rings, at, n);
+    if constexpr (T.stages_bias()) add_bias(scores, tile, n);
+    if constexpr (!T.captured_per_score) make_probabilities(scores, probabilities, prefetched, tile, rings, at);
     preload_delta(prefetched, tile, rings);
     wgmma_wait<0>();
     fence_operand(dp);
@@ -59,7 +60,7 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     [[maybe_unused]] ScoreSums<T> sums;
     [[maybe_unused]] float sum = 0;
     if constexpr (T.captured_per_score) {
-      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, prefetched, tile, rings, at);
+      make_ds_and_sums<T>(ds, sums, dp, scores, probabilities, {prefetched, tile, rings, at});
     } else {
       if (Order::kDvFirst) mma_dv(dv, probabilities, tile, rings);
       make_ds(dp, scores, prefetched, tile, rings);

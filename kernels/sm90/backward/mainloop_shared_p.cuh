@@ -3,13 +3,11 @@
 #include "sm90/backward/dq_accumulate.cuh"
 #include "sm90/backward/mma.cuh"
 
-// Wide heads, after scores are complete and with dP in flight: stores P to shared memory, multiplies dV and computes
-// dS.
+// Wide heads, after scores are complete and with dP in flight: stores P to shared memory, issues dV and waits for dP.
 template <Sm90BackwardConfig T>
-TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
-                             float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
-                             const Prefetched<T>& prefetched, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
-                             const WarpgroupSteps<T>& at) {
+TANDEM_DEVICE void probabilities_and_dv(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
+                                        const Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
+                                        WarpgroupRings<T>& rings, const WarpgroupSteps<T>& at) {
   SharedStorage<T>& s = tile.s;
   u32 probabilities[T.score_queries() / 4];
   make_probabilities(scores, probabilities, prefetched, tile, rings, at);
@@ -18,14 +16,16 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   named_sync(kBarAllMma, 128 * T.warpgroups);
   mma_dv(dv, probabilities, tile, rings);
   wgmma_wait<1>();
-  fence_operand(dp);
-  make_ds(dp, scores, prefetched, tile, rings);
+}
+
+// Waits for dV and releases the iteration's dout, LSE and delta.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void finish_dv(float (&dv)[T.dv_columns() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings) {
   fence_proxy_async();  // the next TMA load may overwrite delta
   wgmma_wait<0>();
   fence_operand(dv);
-  arrive(&s.dout_empty[rings.dout.index]);
+  arrive(&tile.s.dout_empty[rings.dout.index]);
   rings.dout.advance();
-  pack_all<T>(ds, dp);
 }
 
 // shared_p schedule for wide heads: all warpgroups share the same keys, and each has its own queries of an iteration.
@@ -46,7 +46,11 @@ TANDEM_DEVICE void mainloop_shared_p(const WarpgroupTile<T>& tile, WarpgroupRing
     evaluate_mask_mod(prefetched, tile, at);
     wgmma_wait<1>();
     fence_operand(scores);
-    dv_and_ds(dv, scores, dp, ds, prefetched, tile, rings, at);
+    probabilities_and_dv(dv, scores, prefetched, tile, rings, at);
+    fence_operand(dp);
+    make_ds(dp, scores, prefetched, tile, rings);
+    finish_dv(dv, tile, rings);
+    pack_all<T>(ds, dp);
     at.advance();
     prefetch_iteration(prefetched, tile, at);
     store_fragments(shared_address(s.ds[0]), ds, tile);

@@ -19,8 +19,8 @@ struct WorkTiles {
       : p(params),
         s(shared),
         pack_shift(log2_of(params.pack_gqa)),
-        listed(T.varlen ? params.counter[1] : 0),
-        count(T.varlen ? listed * (params.heads_q >> pack_shift) : params.tiles) {}
+        listed(T.options.varlen ? params.counter[1] : 0),
+        count(T.options.varlen ? listed * (params.heads_q >> pack_shift) : params.tiles) {}
 
   TANDEM_DEVICE const Sm90Work& last(u32 tile_idx) const { return s.work_tiles[(tile_idx - 1) % kSlots]; }
 
@@ -63,6 +63,25 @@ struct WorkTiles {
   }
 };
 
+// The position of a tile's keys.
+struct KeyCoords {
+  int row, head, batch;
+};
+
+// Loads columns of an n_block of keys or values. turn: the CTA of the cluster that begins the multicast.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, int columns, const KeyCoords& at,
+                                [[maybe_unused]] int turn) {
+  if constexpr (T.kv_ctas > 1) {
+#pragma unroll 1
+    for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
+      tma_load_multicast(to + c * T.tile_n, &map, full, (1u << T.kv_ctas) - 1, c, at.row, at.head, at.batch);
+  } else {
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) tma_load(to + c * T.tile_n, &map, full, c, at.row, at.head, at.batch);
+  }
+}
+
 // One thread loads queries, and keys and values from last to first. During the first loads it takes the next tile and
 // loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles are left.
 // Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
@@ -77,22 +96,12 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
-  // turn: the CTA of the cluster that begins the multicast.
   auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
-                        int columns, int n_block, [[maybe_unused]] int turn) {
+                        int columns, int n_block, int turn) {
     mbarrier_wait(&empty[ring.index], ring.phase ^ 1);
     mbarrier_expect_tx(&full[ring.index], sizeof slots[0]);
-    if constexpr (T.kv_ctas > 1) {
-#pragma unroll 1
-      for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
-        tma_load_multicast(slots[ring.index] + c * T.tile_n, &map, &full[ring.index], (1u << T.kv_ctas) - 1, c,
-                           k_begin + n_block * T.tile_n, head_k, batch);
-    } else {
-#pragma unroll 1
-      for (int c = 0; c < columns; c += 64)
-        tma_load(slots[ring.index] + c * T.tile_n, &map, &full[ring.index], c, k_begin + n_block * T.tile_n, head_k,
-                 batch);
-    }
+    load_columns<T>(slots[ring.index], &full[ring.index], map, columns, {k_begin + n_block * T.tile_n, head_k, batch},
+                    turn);
     ring.advance();
   };
   auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block, 0); };
@@ -112,7 +121,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
     if (idle && !more) break;
     if (more && T.q_in_registers()) tiles.load_q(tile_idx);
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
 #pragma unroll 1
       for (; steps > 0; --steps) load_step();
     } else {
@@ -132,9 +141,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     }
     const Sm90Work& work = tiles.last(tile_idx);
     const TileCoords tile = work.tile<T>(p);
-    [[maybe_unused]] const NBlockRange n_blocks = T.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
+    [[maybe_unused]] const NBlockRange n_blocks = T.options.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);
       steps = *next_step;
       next_step += kListHeader;
@@ -145,7 +154,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     load_k(n_block);
     if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
     if (!T.q_in_registers()) tiles.load_q(tile_idx);
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       load_step();
       --steps;
     } else {

@@ -133,7 +133,7 @@ TEST(Accepted, Window) {
   call.args.window_right = 0;
   Problem p;
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
-  KeyRange keys = visible_keys(p, sequence_of(p, 0), 1);  // the diagonal is 2: keys 2 and 3
+  KeySpan keys = visible_keys(p, sequence_of(p, 0), 1);  // the diagonal is 2: keys 2 and 3
   EXPECT_EQ(keys.begin, 2);
   EXPECT_EQ(keys.end, 4);
 

@@ -79,7 +79,7 @@ void check(const Problem& p) {
   s.k_len = s.k_rows = p.seqlen_k;
   s.diagonal = p.bottom_right ? s.k_len - s.q_len : 0;
   for (const int64_t row : {int64_t{0}, p.seqlen_q / 2, std::max<int64_t>(p.seqlen_q - 1, 0)}) {
-    const KeyRange keys = visible_keys(p, s, row);
+    const KeySpan keys = visible_keys(p, s, row);
     EXPECT_TRUE(0 <= keys.begin && keys.begin <= keys.end && keys.end <= s.k_len);
   }
 }

@@ -287,7 +287,7 @@ TEST(UseOptions, FollowTheTexts) {
       return evaluate[read.result];
     };
     for (int64_t i = 0; i < s.q_len; ++i) {
-      const KeyRange before = visible_keys(given, s, i), after = visible_keys(p, there, i);
+      const KeySpan before = visible_keys(given, s, i), after = visible_keys(p, there, i);
       for (int64_t j = 0; j < s.k_len; ++j) {
         const bool seen = before.begin <= j && j < before.end && value(given.mask_mod, i, j).integer != 0;
         const bool shown = after.begin <= j && j < after.end && (!p.mask_mod || value(p.mask_mod, i, j).integer != 0);

@@ -15,6 +15,7 @@ struct Sm100ForwardConfig {
   bool dropout = false;                              // dropout of probabilities
   bool block_mask = false;                           // n_blocks come from a list: device/block_mask.cuh
   bool max_scores = false;                           // computed by another kernel: device/max_scores.cuh
+  bool split_keys = false;                           // float32 results of splits, merged by combine_splits()
   bool f16 = false;                                  // elements are float16, else bfloat16
   bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
   bool varlen = false;                               // lengths are read on the device

@@ -63,6 +63,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
+  visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
   score_fields(t, visit);
 }
 
@@ -78,6 +79,7 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
+  visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
   score_fields(t, visit);
 }
 

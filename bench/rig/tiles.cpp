@@ -47,7 +47,7 @@ std::string text_of(int number) { return std::to_string(number); }
 
 std::string describe(const Config& t) {
   Config causal = t;
-  causal.bounded_right = true;
+  causal.options.bounded_right = true;
   std::string members, columns;
   tandem::plan::fields(t, [&](const Field& field, const auto& member) {
     members += str_cat(members.empty() ? "" : ", ", quoted(field.name), ": ", static_cast<int>(member));

@@ -1,4 +1,4 @@
-// Options that change scores before the softmax, in kernels of any pass.
+// The options of a problem that the kernels of every pass have.
 #pragma once
 
 enum class Bias { none, boolean, f32, element };  // element: the type of q
@@ -12,3 +12,19 @@ constexpr int bytes_of(Bias bias) {
   }
   return 0;
 }
+
+// The last member of each kernel configuration. src/plan/fields.h lists these options once for all of them.
+struct ScoreOptions {
+  bool dropout = false;                              // dropout of probabilities
+  bool block_mask = false;                           // blocks come from a list: device/block_mask.cuh
+  bool f16 = false;                                  // elements are float16, else bfloat16
+  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
+  bool varlen = false;                               // lengths are read on the device
+  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
+  bool softcap = false, alibi = false;
+  Bias bias = Bias::none;
+  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+
+  // Scores are more than scaled products, a bias and a mask.
+  constexpr bool changes_products() const { return scale_outside_exp2 || softcap || alibi || score_mod; }
+};

@@ -16,19 +16,11 @@ struct Sm100BackwardConfig {
   int dq_stages = 2;                     // buffers of 32 dq columns on their way to global memory
   bool two_cta = false;                  // two-CTA products: each CTA has 128 keys of an n_block
   Accumulators accumulators = Accumulators::both;
-  bool spt = false;  // iterations start at the diagonal: device/n_block_work.cuh
-  bool dropout = false;
-  bool store_from_registers = false;                 // dk, dv stored from registers: float32 or accumulated
-  bool captured = false;                             // computes gradients of tensors that score_mod reads
-  bool captured_per_tile = false;                    // also for tiles that read one element per tensor
-  bool block_mask = false;                           // iterations come from a list: device/m_block_lists.cuh
-  bool f16 = false;                                  // elements are float16, else bfloat16
-  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
-  bool varlen = false;                               // lengths are read on the device
-  bool scale_outside_exp2 = false;                   // scale <= 0
-  bool softcap = false, alibi = false;
-  Bias bias = Bias::none;
-  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+  bool spt = false;                   // iterations start at the diagonal: device/n_block_work.cuh
+  bool store_from_registers = false;  // dk, dv stored from registers: float32 or accumulated
+  bool captured = false;              // computes gradients of tensors that score_mod reads
+  bool captured_per_tile = false;     // also for tiles that read one element per tensor
+  ScoreOptions options = {};
 
   static constexpr bool m_split = false;  // no split over CTAs
 
@@ -46,15 +38,15 @@ struct Sm100BackwardConfig {
     return t;
   }
   constexpr bool has_score_mod() const {
-    return scale_outside_exp2 || softcap || alibi || bias != Bias::none || score_mod || mask_mod || block_mask;
+    return options.changes_products() || options.bias != Bias::none || options.mask_mod || options.block_mask;
   }
 
   // Skips scores that a mask hides from all keys of a warp. The branch keeps ptxas from computing bias addresses early,
   // because with dropout they spilled.
-  constexpr bool branches_at_scores() const { return two_cta && dropout && bias != Bias::none; }
+  constexpr bool branches_at_scores() const { return two_cta && options.dropout && options.bias != Bias::none; }
 
   // Keys, values, queries and dout beyond a sequence must be zeroed before they are multiplied.
-  constexpr bool has_relay_warp() const { return varlen || two_cta; }
+  constexpr bool has_relay_warp() const { return options.varlen || two_cta; }
 
   // Two warpgroups compute; each has half of an iteration's queries and all keys.
   static constexpr int kComputing = 2;

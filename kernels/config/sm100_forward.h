@@ -7,22 +7,14 @@
 // two tiles, or one tile with two score buffers if results are wide. In a CTA pair each CTA has its own rows and half
 // of the keys and values. Wide results always use a pair.
 struct Sm100ForwardConfig {
-  int head_dim = 128, head_dim_v = 128;              // rounded up to multiples of 16; at most 256
-  int ex2_emu_pairs = 4;                             // pairs of 16 whose exponentials run on the FMA units
-  bool two_cta = false;                              // two-CTA products
-  bool clc = false;                                  // one CTA per tile; running CTAs take over others (CLC)
-  bool f32_out = false;                              // float32 result, else the type of q
-  bool dropout = false;                              // dropout of probabilities
-  bool block_mask = false;                           // n_blocks come from a list: device/block_mask.cuh
-  bool max_scores = false;                           // computed by another kernel: device/max_scores.cuh
-  bool split_keys = false;                           // float32 results of splits, merged by combine_splits()
-  bool f16 = false;                                  // elements are float16, else bfloat16
-  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
-  bool varlen = false;                               // lengths are read on the device
-  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
-  bool softcap = false, alibi = false;
-  Bias bias = Bias::none;
-  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+  int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 16; at most 256
+  int ex2_emu_pairs = 4;                 // pairs of 16 whose exponentials run on the FMA units
+  bool two_cta = false;                  // two-CTA products
+  bool clc = false;                      // one CTA per tile; running CTAs take over others (CLC)
+  bool f32_out = false;                  // float32 result, else the type of q
+  bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
+  bool split_keys = false;               // float32 results of splits, merged by combine_splits()
+  ScoreOptions options = {};
 
   static constexpr int kTileM = 128, tile_n = 128;
   constexpr int q_stage() const { return head_dim <= 192 && head_dim_v <= 128 ? 2 : 1; }
@@ -32,7 +24,7 @@ struct Sm100ForwardConfig {
   constexpr int tile_m() const { return q_stage() * mma_m(); }
   constexpr int threads() const { return 128 * (q_stage() + 2); }
   constexpr bool has_score_mod() const {
-    return scale_outside_exp2 || softcap || alibi || bias != Bias::none || score_mod || (mask_mod && !block_mask);
+    return options.changes_products() || options.bias != Bias::none || (options.mask_mod && !options.block_mask);
   }
   static constexpr bool overlaps_launches() { return false; }
   // See Sm90ForwardConfig.
@@ -42,7 +34,8 @@ struct Sm100ForwardConfig {
   // See Sm90ForwardConfig. It requires two tiles per CTA. In a CTA pair both CTAs can request a retry (load.cuh), but
   // not with a block mask.
   constexpr bool lazy_max() const {
-    return !f16 && !has_score_mod() && !dropout && q_stage() == 2 && !clc && !(two_cta && block_mask);
+    return !options.f16 && !has_score_mod() && !options.dropout && q_stage() == 2 && !clc &&
+           !(two_cta && options.block_mask);
   }
 
   // Shared memory has queries and the result in blocks of 16 KB (128 bytes of a tile's rows). A ring of key and value
@@ -85,12 +78,12 @@ struct Sm100ForwardConfig {
 
   // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair it signals the
   // other CTA; with varlen it first zeroes values beyond a sequence.
-  constexpr bool has_relay_warp() const { return two_cta || varlen; }
+  constexpr bool has_relay_warp() const { return two_cta || options.varlen; }
 
   // Registers per thread, by role.
   constexpr int softmax_registers() const { return q_stage() == 2 ? 200 : 240; }
-  constexpr int epilogue_registers() const { return q_stage() == 1 ? 152 : bounded_left ? 56 : 64; }
-  constexpr int other_registers() const { return q_stage() == 1 ? 104 : bounded_left ? 56 : 48; }
+  constexpr int epilogue_registers() const { return q_stage() == 1 ? 152 : options.bounded_left ? 56 : 64; }
+  constexpr int other_registers() const { return q_stage() == 1 ? 104 : options.bounded_left ? 56 : 48; }
   constexpr bool registers_fit() const {
     const int at_launch = 65536 / threads() / 8 * 8;
     return q_stage() * softmax_registers() + epilogue_registers() + other_registers() <= at_launch * (q_stage() + 2);

@@ -20,24 +20,16 @@ struct Sm90BackwardConfig {
   int tile_m = 64;                       // queries per iteration: 64, or 64 per warpgroup
   int q_stages = 3, dout_stages = 2;     // iterations in shared memory
   Schedule schedule = Schedule::rs;
-  bool spt = false;  // iterations start at the diagonal: device/n_block_work.cuh
-  bool dropout = false;
-  bool store_from_registers = false;                 // dk, dv stored from registers: float32 or accumulated
-  bool m_split = false;                              // an n_block's iterations split over CTAs; see `convert`
-  bool single_n_block = false;                       // one n_block: dq is complete and stored directly
-  bool short_q = false;                              // at most kShortQ per head; only these add to dq
-  bool split_q_heads = false;                        // split by query heads, which accumulate dk and dv in order
-  bool captured = false;                             // computes gradients of tensors that score_mod reads
-  bool captured_per_tile = false;                    // also for tiles that read one element per tensor
-  bool captured_per_score = false;                   // or for elements that every score of a tile reads
-  bool block_mask = false;                           // iterations come from a list: device/m_block_lists.cuh
-  bool f16 = false;                                  // elements are float16, else bfloat16
-  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
-  bool varlen = false;                               // lengths are read on the device
-  bool scale_outside_exp2 = false;                   // scale <= 0
-  bool softcap = false, alibi = false;
-  Bias bias = Bias::none;
-  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+  bool spt = false;                   // iterations start at the diagonal: device/n_block_work.cuh
+  bool store_from_registers = false;  // dk, dv stored from registers: float32 or accumulated
+  bool m_split = false;               // an n_block's iterations split over CTAs; see `convert`
+  bool single_n_block = false;        // one n_block: dq is complete and stored directly
+  bool short_q = false;               // at most kShortQ per head; only these add to dq
+  bool split_q_heads = false;         // split by query heads, which accumulate dk and dv in order
+  bool captured = false;              // computes gradients of tensors that score_mod reads
+  bool captured_per_tile = false;     // also for tiles that read one element per tensor
+  bool captured_per_score = false;    // or for elements that every score of a tile reads
+  ScoreOptions options = {};
 
   // For head_dim > 128 registers cannot hold dk and dv of 64 keys per warpgroup. All warpgroups share the same 64 keys;
   // each has some queries for scores and some columns of dk and dv, or a role. P and dS then go through shared memory.
@@ -58,17 +50,18 @@ struct Sm90BackwardConfig {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Scores are more than scaled products and a bias that comes through shared memory.
   constexpr bool has_score_mod() const {
-    return scale_outside_exp2 || softcap || alibi || score_mod || mask_mod || block_mask ||
-           (bias != Bias::none && !stages_bias());
+    return options.changes_products() || options.mask_mod || options.block_mask ||
+           (options.bias != Bias::none && !stages_bias());
   }
-  constexpr bool plain_scores() const { return !has_score_mod() && bias == Bias::none && !dropout; }
+  constexpr bool plain_scores() const { return !has_score_mod() && options.bias == Bias::none && !options.dropout; }
   // Only a bias is added to products. Each warpgroup has a buffer for its keys and an iteration's queries. A separate
   // warp copies the bias.
   constexpr bool stages_bias() const {
-    return bias != Bias::none && !scale_outside_exp2 && !softcap && !alibi && !score_mod && !mask_mod && !block_mask &&
+    return options.bias != Bias::none && !options.changes_products() && !options.mask_mod && !options.block_mask &&
            !shared_p();
   }
-  constexpr int bias_bytes() const { return stages_bias() ? 64 * tile_m * bytes_of(bias) : 0; }  // per warpgroup
+  // Per warpgroup.
+  constexpr int bias_bytes() const { return stages_bias() ? 64 * tile_m * bytes_of(options.bias) : 0; }
 
   // dq of an iteration: each warpgroup that computes it has 64 queries and some of the columns, each warp 16 queries.
   // With few queries only a quarter is added, because additions in the L2 cache limit that kernel.
@@ -188,10 +181,10 @@ struct Sm90BackwardConfig {
   // dP. Loads of shared memory issued after a product stall until the tensor core has accepted it. Limited by
   // registers.
   constexpr int preloaded_lse() const {
-    return q_subtiles()                                                         ? 1
-           : ds_gmem()                                                          ? 2
-           : tile_m == 128 && !bounded_right && !bounded_left && plain_scores() ? 4
-                                                                                : 0;
+    return q_subtiles()                                                                         ? 1
+           : ds_gmem()                                                                          ? 2
+           : tile_m == 128 && !options.bounded_right && !options.bounded_left && plain_scores() ? 4
+                                                                                                : 0;
   }
   constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
   // A warpgroup's columns are blocks of 64, or half of one.
@@ -202,12 +195,14 @@ struct Sm90BackwardConfig {
     if (schedule == Schedule::rs ? !is_narrow : is_narrow) return false;
     if (warpgroup_roles())
       return warpgroups == 3 && tile_m == 64 && q_stages > 1 && head_dim == 192 && head_dim_v <= 192 &&
-             !has_score_mod() && !dropout;
+             !has_score_mod() && !options.dropout;
     if (ds_gmem() && (warpgroups != 2 || tile_m != 64)) return false;
-    if (q_subtiles() && (head_dim + head_dim_v > kMaxQSubtileDims || bias != Bias::none || dropout)) return false;
+    if (q_subtiles() && (head_dim + head_dim_v > kMaxQSubtileDims || options.bias != Bias::none || options.dropout))
+      return false;
     if (stages_bias() && tile_m != 64) return false;
     if (short_q && (!staged() || m_split || tile_m != 64)) return false;
-    if (single_n_block && (cluster2() || block_mask || varlen || bounded_left || split_q_heads)) return false;
+    if (single_n_block && (cluster2() || options.block_mask || options.varlen || options.bounded_left || split_q_heads))
+      return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&
            whole_blocks(dv_columns()) && (!cluster2() || (dq_columns() == 64 && q_stages > 1));
   }

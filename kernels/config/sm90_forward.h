@@ -12,17 +12,9 @@ struct Sm90ForwardConfig {
   int bias_ctas = 0;                     // CTAs that share a bias by TMA multicast; 0: cp.async
   int kv_ctas = 1;                       // CTAs that share keys and values by multicast
   bool f32_out = false;                  // float32 result, else the type of q
-  bool dropout = false;
-  bool block_mask = false;                           // n_blocks come from a list: device/block_mask.cuh
-  bool max_scores = false;                           // computed by another kernel: device/max_scores.cuh
-  bool split_keys = false;                           // float32 results of splits, merged by combine_splits()
-  bool f16 = false;                                  // elements are float16, else bfloat16
-  bool bounded_left = false, bounded_right = false;  // bounded visibility before, after a query
-  bool varlen = false;                               // lengths are read on the device
-  bool scale_outside_exp2 = false;                   // scale <= 0: the largest product is not the largest score
-  bool softcap = false, alibi = false;
-  Bias bias = Bias::none;
-  bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+  bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
+  bool split_keys = false;               // float32 results of splits, merged by combine_splits()
+  ScoreOptions options = {};
 
   constexpr int tile_m() const { return 64 * warpgroups; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
@@ -31,11 +23,11 @@ struct Sm90ForwardConfig {
   // Scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately, only for
   // n_blocks that need it.
   constexpr bool has_score_mod() const {
-    return scale_outside_exp2 || softcap || alibi || score_mod || (mask_mod && !block_mask);
+    return options.changes_products() || (options.mask_mod && !options.block_mask);
   }
   // A block mask evaluates a mask_mod in partial n_blocks. Shared memory has its values that depend on a row or a key
   // only. There are at most kMaskWords words per row and per key of two iterations (src/score_mod/program.cpp).
-  constexpr bool evaluates_mask_mod() const { return mask_mod && block_mask; }
+  constexpr bool evaluates_mask_mod() const { return options.mask_mod && options.block_mask; }
   static constexpr int kMaskWords = 2;
   constexpr int mask_bytes() const {
     return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
@@ -50,13 +42,13 @@ struct Sm90ForwardConfig {
   // repeats the tile with maxima. Not with a bias or ALiBi, which may hide first keys or grow without bound. Not with
   // dropout, because sums include dropped probabilities and cannot be recomputed from kept ones.
   constexpr bool lazy_max() const {
-    return !f16 && !scale_outside_exp2 && !alibi && bias == Bias::none && !score_mod && (!mask_mod || block_mask) &&
-           !dropout;
+    return !options.f16 && !options.scale_outside_exp2 && !options.alibi && options.bias == Bias::none &&
+           !options.score_mod && (!options.mask_mod || options.block_mask) && !options.dropout;
   }
   // Exponentials per thread and iteration that are computed before the wait for the preceding iteration's PV product.
   // None if that product is short or a softcap runs during it.
   constexpr int exp_before_pv_wait() const {
-    if (head_dim_v <= 64 || softcap) return 0;
+    if (head_dim_v <= 64 || options.softcap) return 0;
     return tile_n > 64 ? tile_n / 4 : tile_n / 2;
   }
   // Columns in shared memory come in blocks of 64, the width of the swizzle.
@@ -70,7 +62,7 @@ struct Sm90ForwardConfig {
   // Queries in registers save the tensor core reads of shared memory. A thread also has the result, the scores and the
   // probabilities. Score options together with dropout leave no registers.
   constexpr bool q_in_registers() const {
-    if (dropout && (has_score_mod() || bias != Bias::none)) return false;
+    if (options.dropout && (has_score_mod() || options.bias != Bias::none)) return false;
     return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
   }
   // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias it keeps
@@ -78,10 +70,10 @@ struct Sm90ForwardConfig {
   constexpr int registers() const {
     const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
     const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;
-    return bias != Bias::none ? beside_bias : most < 240 ? most : 240;
+    return options.bias != Bias::none ? beside_bias : most < 240 ? most : 240;
   }
   constexpr int load_registers() const {
-    return bias != Bias::none ? (all_registers() / 128 - warpgroups * registers()) / 8 * 8 : kLoadRegisters;
+    return options.bias != Bias::none ? (all_registers() / 128 - warpgroups * registers()) / 8 * 8 : kLoadRegisters;
   }
   constexpr int all_registers() const { return threads() * (65536 / threads() / 8 * 8); }  // at launch
   constexpr int smem_bytes() const { return bytes_with(o_smem_rows()); }
@@ -90,8 +82,8 @@ struct Sm90ForwardConfig {
   // avoids bank conflicts between the eight rows and two columns that a warp reads, so that TMA copies eight unused
   // columns.
   static constexpr int kBiasWarps = 2, kBiasLoadRegisters = 32, kLoadRegisters = 24;
-  constexpr int bias_pitch() const { return tile_n * bytes_of(bias) + (bias == Bias::f32 ? 32 : 16); }
-  constexpr int bias_bytes() const { return bias == Bias::none ? 0 : 64 * bias_pitch(); }
+  constexpr int bias_pitch() const { return tile_n * bytes_of(options.bias) + (options.bias == Bias::f32 ? 32 : 16); }
+  constexpr int bias_bytes() const { return options.bias == Bias::none ? 0 : 64 * bias_pitch(); }
 
   static constexpr int kMaxSmemBytes = 232448;  // per CTA
   // Bytes for queries, o_rows rows of the result, keys and values, a bias and barriers.

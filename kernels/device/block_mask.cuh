@@ -89,7 +89,7 @@ template <auto T>
 TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, int row, int shift,
                             const MarkedBlocks& to) {
   constexpr u32 kFull = static_cast<u32>(BlockState::full), kPartial = static_cast<u32>(BlockState::partial);
-  mark_blocks(p, p.partial, tile, row, (T.mask_mod ? kPartial : kFull) << shift, to);
+  mark_blocks(p, p.partial, tile, row, (T.options.mask_mod ? kPartial : kFull) << shift, to);
   mark_blocks(p, p.full, tile, row, kFull << shift, to);
 }
 // A block in both lists is full.
@@ -100,7 +100,7 @@ template <auto T, class Params>
 TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
   const int list = blockIdx.x / p.blocks.m_blocks, batch = list / p.blocks.heads;
   TileCoords tile{0, 0, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
-  if constexpr (T.varlen) tile = varlen_coords(p, batch);
+  if constexpr (T.options.varlen) tile = varlen_coords(p, batch);
   tile.m_block = static_cast<int>(blockIdx.x) - list * p.blocks.m_blocks;
   tile.head = list - batch * p.blocks.heads;
   return tile;
@@ -137,7 +137,7 @@ TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
   if constexpr (T.overlaps_launches()) {
     launch_dependents();
     grid_dependency_wait();
-    if (!T.varlen && p.counter && blockIdx.x == 0 && thread == 0) *p.counter = 0;
+    if (!T.options.varlen && p.counter && blockIdx.x == 0 && thread == 0) *p.counter = 0;
   }
   const TileCoords tile = listed_tile<T>(p);
   const int first_row = tile.m_block * T.tile_m();
@@ -213,8 +213,8 @@ TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
   for (int first = 0; first < m_blocks; first += kListBlocksThreads) {
     const int other = first + static_cast<int>(threadIdx.x);
     const int count = other < m_blocks ? steps[other * p.blocks.list_words] : -1;
-    place +=
-        __syncthreads_count(count > own || (count == own && (T.bounded_right ? other > m_block : other < m_block)));
+    place += __syncthreads_count(count > own ||
+                                 (count == own && (T.options.bounded_right ? other > m_block : other < m_block)));
   }
   if (threadIdx.x == 0) p.blocks.order[static_cast<i64>(list) * m_blocks + place] = m_block;
 }

@@ -34,11 +34,11 @@ TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
   const int heads = p.heads_q >> log2_of(p.pack_gqa);
   const TileIndex index = tile_index_at(p, n, p.m_blocks, p.batch * heads);
   int batch = index.head / heads, head = index.head % heads;
-  if constexpr (T.bias != Bias::none) {
+  if constexpr (T.options.bias != Bias::none) {
     if (p.bias_batch == 0) batch = index.head % p.batch, head = index.head / p.batch;
   }
-  int m_block = T.bounded_right ? p.m_blocks - 1 - index.m_block : index.m_block;
-  if constexpr (T.block_mask)
+  int m_block = T.options.bounded_right ? p.m_blocks - 1 - index.m_block : index.m_block;
+  if constexpr (T.options.block_mask)
     m_block = p.tile_order[static_cast<i64>(batch) * p.order_batch + head * p.order_head + index.m_block];
   return {m_block, head, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
 }
@@ -77,11 +77,12 @@ TANDEM_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence) {
 template <auto T>
 TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
   if (p.bottom_right) return t.k_len - t.q_len;
-  return T.varlen ? explicit_diagonal(p, t.sequence) : static_cast<int>(p.diagonal_offset);
+  return T.options.varlen ? explicit_diagonal(p, t.sequence) : static_cast<int>(p.diagonal_offset);
 }
 
 template <auto T>
-TANDEM_DEVICE Band<T.bounded_left, T.bounded_right> band_of(const ForwardParams& p, const TileCoords& t) {
+TANDEM_DEVICE Band<T.options.bounded_left, T.options.bounded_right> band_of(const ForwardParams& p,
+                                                                            const TileCoords& t) {
   return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
 }
 
@@ -101,9 +102,9 @@ TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords
   const KeyRange visible = band.visible_keys(first, last), unmasked = band.unmasked_keys(first, last);
   NBlockRange range;
   range.end = max(1, (visible.end + T.tile_n - 1) / T.tile_n);
-  range.begin = T.bounded_left ? min(max(0, visible.begin) / T.tile_n, range.end - 1) : 0;
-  range.unmasked_end = (T.bounded_right ? max(0, unmasked.end) : unmasked.end) / T.tile_n;
-  range.unmasked_begin = T.bounded_left ? (max(0, unmasked.begin) + T.tile_n - 1) / T.tile_n : 0;
+  range.begin = T.options.bounded_left ? min(max(0, visible.begin) / T.tile_n, range.end - 1) : 0;
+  range.unmasked_end = (T.options.bounded_right ? max(0, unmasked.end) : unmasked.end) / T.tile_n;
+  range.unmasked_begin = T.options.bounded_left ? (max(0, unmasked.begin) + T.tile_n - 1) / T.tile_n : 0;
   return range;
 }
 template <auto T>
@@ -147,7 +148,7 @@ TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, TileCoords tile, 
 // The n-th work tile. listed: tiles of one head in the list of a varlen problem.
 template <auto T>
 TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {
-  if constexpr (T.varlen) {
+  if constexpr (T.options.varlen) {
     const TileIndex index = tile_index_at(p, n, listed, p.heads_q >> log2_of(p.pack_gqa));
     const ListedTile listed_tile = p.tile_list[index.m_block];
     TileCoords tile = varlen_coords(p, listed_tile.sequence);

@@ -27,7 +27,7 @@ struct DsChunk {
 // The first n_block that an m_block sees.
 template <auto T>
 TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s, int m_block) {
-  if constexpr (!T.bounded_left) return 0;
+  if constexpr (!T.options.bounded_left) return 0;
   const int first = m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
   return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
 }
@@ -39,7 +39,7 @@ template <auto T>
 TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const DsChunk& chunk, int head, int m_block,
                          int n_block) {
   int row = m_block, column = n_block - chunk.first_n_block, rows = p.sequence_m_blocks;
-  if constexpr (T.bounded_left) column = n_block - max(chunk.first_n_block, first_n_block<T>(p, s, m_block));
+  if constexpr (T.options.bounded_left) column = n_block - max(chunk.first_n_block, first_n_block<T>(p, s, m_block));
   if (p.pack_triangle) {
     row = rows - 1 - m_block;
     if (row < m_block) {

@@ -7,7 +7,7 @@
 
 template <auto T>
 TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool accumulate) {
-  if (accumulate) x += load_element<T.f16>(to, at, is_f32);
+  if (accumulate) x += load_element<T.options.f16>(to, at, is_f32);
   if (is_f32) {
     static_cast<float*>(to)[at] = x;
   } else {
@@ -25,8 +25,8 @@ TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
 template <auto T>
 TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, bool accumulate) {
   if (accumulate) {
-    x += load_element<T.f16>(to, at, is_f32);
-    y += load_element<T.f16>(to, at + 1, is_f32);
+    x += load_element<T.options.f16>(to, at, is_f32);
+    y += load_element<T.options.f16>(to, at + 1, is_f32);
   }
   if (is_f32) {
     *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(x, y);

@@ -8,7 +8,7 @@
 // The score in log2 units before ALiBi and bias, from a product or, with a softcap, from the result of apply_softcap().
 template <auto T>
 TANDEM_DEVICE float scaled_score(float x, const BackwardParams& p) {
-  return T.softcap ? x : x * p.scale_log2;
+  return T.options.softcap ? x : x * p.scale_log2;
 }
 // The derivative of a softcap without the scale: 1 - tanh^2, or 0 for a hidden score, which is -infinity.
 TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
@@ -20,7 +20,7 @@ TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
 // share them.
 template <auto T>
 constexpr bool holds_heads() {
-  if constexpr (T.score_mod) return rows_are_alike<T>();
+  if constexpr (T.options.score_mod) return rows_are_alike<T>();
   return false;
 }
 template <auto T>
@@ -38,7 +38,7 @@ TANDEM_DEVICE HeadRow<T> hold_head(const BackwardParams& p, const SequenceCoords
 // Score options of one head.
 template <auto T>
 struct HeadScores {
-  static constexpr int kBiasBytes = T.bias == Bias::boolean ? 1 : T.bias == Bias::f32 ? 4 : 2;
+  static constexpr int kBiasBytes = T.options.bias == Bias::boolean ? 1 : T.options.bias == Bias::f32 ? 4 : 2;
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
@@ -50,13 +50,13 @@ struct HeadScores {
       : HeadScores(p, s, head, hold_head<T>(p, s, head)) {}
   TANDEM_DEVICE HeadScores(const BackwardParams& p, const SequenceCoords& s, int head, const HeadRow<T>& row)
       : held(row) {
-    if constexpr (T.alibi) {
+    if constexpr (T.options.alibi) {
       slope = kLog2e * p.alibi_slopes[s.sequence * p.alibi_batch + head * p.alibi_head];
       diagonal = diagonal_of<T>(p, s);
     }
-    if constexpr (T.bias != Bias::none)
+    if constexpr (T.options.bias != Bias::none)
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
-    if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
+    if constexpr (T.options.score_mod || T.options.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
   // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
   // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
@@ -64,35 +64,36 @@ struct HeadScores {
                                  float* mod_input = nullptr) const {
     const int query = query0 + n;
     bool visible = true;
-    if constexpr (T.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
-    if constexpr (T.bias != Bias::none) {
+    if constexpr (T.options.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
+    if constexpr (T.options.bias != Bias::none) {
       const i64 at = min(query, p.seqlen_q - 1) * p.bias_row + min(key, p.seqlen_k - 1) * p.bias_column;
-      if constexpr (T.bias == Bias::boolean) {
+      if constexpr (T.options.bias == Bias::boolean) {
         visible = bias[at] != 0;
       } else {
-        x += kLog2e * load_element<T.f16>(bias, at, T.bias == Bias::f32);
+        x += kLog2e * load_element<T.options.f16>(bias, at, T.options.bias == Bias::f32);
       }
     }
-    if constexpr (T.score_mod || T.mask_mod) {
+    if constexpr (T.options.score_mod || T.options.mask_mod) {
       const ModParams& mods = static_cast<const ModifiedBackwardParams&>(p).mods;
       ModPlace at = place;
       at.q = query;
       at.k = key;
-      if constexpr (T.score_mod) {
+      if constexpr (T.options.score_mod) {
         const float score = kLn2 * x;
         const HeldRow<T> row = row_at(at, mods.score);
         *derivative *= score_slope<T>(score, row, at, mods.score);
         if (mod_input != nullptr) *mod_input = score;
         x = kLog2e * score_mod<T>(score, row, at, mods.score);
       }
-      if constexpr (T.mask_mod && T.block_mask) {
+      if constexpr (T.options.mask_mod && T.options.block_mask) {
         if (state == BlockState::partial) visible = visible && mask_mod<T>(at, mods.mask);
-      } else if constexpr (T.mask_mod) {
+      } else if constexpr (T.options.mask_mod) {
         visible = visible && mask_mod<T>(at, mods.mask);
       }
     }
-    if constexpr (T.block_mask) visible = visible && (state == BlockState::full || state == BlockState::partial);
-    if constexpr (T.bias == Bias::boolean || T.mask_mod || T.block_mask) {
+    if constexpr (T.options.block_mask)
+      visible = visible && (state == BlockState::full || state == BlockState::partial);
+    if constexpr (T.options.bias == Bias::boolean || T.options.mask_mod || T.options.block_mask) {
       if (!visible) x = -kInfinity;
     }
     return x;
@@ -112,6 +113,6 @@ struct HeadScores {
 // the derivative is inf or NaN.
 template <auto T>
 TANDEM_DEVICE float apply_score_derivative(float probability, float derivative) {
-  if constexpr (T.score_mod) return probability == 0 ? 0.0f : probability * derivative;
-  return T.softcap ? probability * derivative : probability;
+  if constexpr (T.options.score_mod) return probability == 0 ? 0.0f : probability * derivative;
+  return T.options.softcap ? probability * derivative : probability;
 }

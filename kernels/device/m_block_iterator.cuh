@@ -50,7 +50,7 @@ TANDEM_DEVICE NBlockGroup n_block_group_at(const BackwardParams& p, int n, int h
     return {p.spt_heads * p.n_blocks, p.spt_heads, heads - p.spt_heads, false};
   }
   const int per_group = p.l2_heads * p.n_blocks, group = n / per_group, first_head = group * p.l2_heads;
-  return {group * per_group, first_head, min(heads - first_head, p.l2_heads), T.block_mask};
+  return {group * per_group, first_head, min(heads - first_head, p.l2_heads), T.options.block_mask};
 }
 
 // The iterations of a tile: the m_blocks that see it, from last to first (or spt), each with all query heads
@@ -75,7 +75,7 @@ struct DenseMBlocks {
   }
   TANDEM_DEVICE void advance() {
     --left;
-    if constexpr (T.bounded_left) {
+    if constexpr (T.options.bounded_left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == end_head_) head = first_head_, m_block += next_;
@@ -95,8 +95,8 @@ struct DenseMBlocks {
     const i64 all = left;
     const int first = static_cast<int>(all * part / parts), m_blocks = m_end_ - m_begin_;
     left = static_cast<int>(all * (part + 1) / parts) - first;
-    head += T.bounded_left ? first / m_blocks : first % heads();
-    m_block -= T.bounded_left ? first % m_blocks : first / heads();
+    head += T.options.bounded_left ? first / m_blocks : first % heads();
+    m_block -= T.options.bounded_left ? first % m_blocks : first / heads();
   }
 };
 
@@ -145,7 +145,7 @@ struct NoMBlocks {
 };
 
 template <auto T>
-using MBlockIterator = typename OneOf<T.block_mask, SparseMBlocks<T>, DenseMBlocks<T>>::Type;
+using MBlockIterator = typename OneOf<T.options.block_mask, SparseMBlocks<T>, DenseMBlocks<T>>::Type;
 // For a caller that counts the other indices itself.
 template <auto T>
-using SparseOrNone = typename OneOf<T.block_mask, SparseMBlocks<T>, NoMBlocks>::Type;
+using SparseOrNone = typename OneOf<T.options.block_mask, SparseMBlocks<T>, NoMBlocks>::Type;

@@ -21,7 +21,7 @@ TANDEM_DEVICE u32 table_word(const BackwardParams& params, const SequenceCoords&
 template <auto T>
 TANDEM_DEVICE BlockState block_state(const BackwardParams& p, const SequenceCoords& s, int head, int m_block,
                                      int n_block, int cta) {
-  if constexpr (T.block_mask) return state_of(table_word<T>(p, s, head, m_block, n_block), cta);
+  if constexpr (T.options.block_mask) return state_of(table_word<T>(p, s, head, m_block, n_block), cta);
   return BlockState::full;
 }
 
@@ -73,8 +73,8 @@ TANDEM_DEVICE void list_m_blocks(const BlockMaskedBackwardParams& p) {
 #pragma unroll 1
   for (int first = 0; first < group * p.sequence_m_blocks; first += kListBlocksThreads) {
     const int i = first + threadIdx.x;
-    const int m_block = T.bounded_left ? i % p.sequence_m_blocks : i / group,
-              head = T.bounded_left ? i / p.sequence_m_blocks : i % group;
+    const int m_block = T.options.bounded_left ? i % p.sequence_m_blocks : i / group,
+              head = T.options.bounded_left ? i / p.sequence_m_blocks : i % group;
     const bool is_step = i < group * p.sequence_m_blocks &&
                          (table_word<T>(p, s, head_k * group + head, m_block, n_block) & ((1u << kStateBits) - 1)) != 0;
     const ItemPlace place = place_item(is_step, counts);

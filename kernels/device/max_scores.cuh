@@ -63,16 +63,17 @@ struct MaxScoresOfWarp {
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         const Chunk &first = queries[0][piece], &second = queries[1][piece];
-        mma_m16n8k16<T.f16>(scores, {first.x[n], second.x[n], first.x[n + 1], second.x[n + 1]}, {x.x[n], x.x[n + 1]});
+        mma_m16n8k16<T.options.f16>(scores, {first.x[n], second.x[n], first.x[n + 1], second.x[n + 1]},
+                                    {x.x[n], x.x[n + 1]});
       }
     }
-    if constexpr (T.softcap) apply_softcap<false>(scores, p);
+    if constexpr (T.options.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int i = r / 2, column0 = first_key + 2 * (lane % 4), column = column0 + r % 2;
       float score = mods[i](scores[r], p, column0, r % 2);
       bool seen = keys[i].begin <= column && column < keys[i].end;
-      if constexpr (T.block_mask && T.mask_mod)
+      if constexpr (T.options.block_mask && T.options.mask_mod)
         seen = seen && (state == BlockState::full || MaskMod<T>(tile, rows[i])(p, column));
       largest[i] = max_or_nan(largest[i], seen ? score : -kInfinity);
     }
@@ -97,7 +98,7 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int work = blockIdx.x / kBlocks, block = blockIdx.x % kBlocks;
   int listed = 0;
-  if constexpr (T.varlen) {
+  if constexpr (T.options.varlen) {
     listed = p.counter[1];
     if (work >= listed * (p.heads_q >> log2_of(p.pack_gqa))) return;
   }
@@ -112,7 +113,7 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
       for (int n = 0; n < kGroup; n += 8) of.add(key + n, state);
     }
   };
-  if constexpr (T.block_mask) {
+  if constexpr (T.options.block_mask) {
     const int unit = block * kMaxScoresRows / T.step_rows();
     const int *steps = steps_of<T>(p, tile), count = steps[0];
 #pragma unroll 1

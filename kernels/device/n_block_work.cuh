@@ -17,7 +17,7 @@ TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
 // True if a head of all sequences comes before the next head, because they share a bias.
 template <auto T>
 TANDEM_DEVICE bool sequences_follow(const BackwardParams& p) {
-  return T.bias != Bias::none && p.bias_batch == 0;
+  return T.options.bias != Bias::none && p.bias_batch == 0;
 }
 // The number of consecutive tiles that share an n_block and a head.
 template <auto T>
@@ -63,7 +63,7 @@ TANDEM_DEVICE int launch_tiles(const BackwardParams& p) {
 template <auto T>
 TANDEM_DEVICE bool skip_empty_tiles(const BackwardParams& p, int* counter, int n, const NBlockWork& tile,
                                     const SequenceCoords& s) {
-  if (!T.varlen || tile.n_block * T.tile_n() < s.k_rows) return false;
+  if (!T.options.varlen || tile.n_block * T.tile_n() < s.k_rows) return false;
   const int parts = tile_parts<T>(p), of_sequence = tile_heads<T>(p);
   const NBlockGroup group = n_block_group_at<T>(p, n / parts, p.batch * of_sequence);
   const bool of_one = group.first_head / of_sequence == (group.first_head + group.heads - 1) / of_sequence;
@@ -93,7 +93,7 @@ template <auto T>
 TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const MBlockIterator<T>& step,
                                         const NBlockWork& tile) {
   const int n_block = tile.n_block;
-  if constexpr (T.block_mask) return table_word<T>(p, s, step.head, step.m_block, n_block) >> kStateBits;
+  if constexpr (T.options.block_mask) return table_word<T>(p, s, step.head, step.m_block, n_block) >> kStateBits;
   if (spt<T>() && tile.diagonal) {
     const int first = step.m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
     return (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n() - n_block;

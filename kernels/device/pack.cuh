@@ -14,5 +14,5 @@ TANDEM_DEVICE u32 pack_as(float low, float high) {
 }
 template <auto T>
 TANDEM_DEVICE u32 pack(float low, float high) {
-  return pack_as<T.f16>(low, high);
+  return pack_as<T.options.f16>(low, high);
 }

@@ -41,7 +41,7 @@ TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool
   const bool nothing = sum == 0;
   float top = nothing ? -kInfinity : row_max, alpha = 1;
   if (p.sink && split_of_work<T>(p, work) == 0) {
-    const float sink = kLog2e * load_element<T.f16>(p.sink, row.head * p.sink_head, p.sink_is_f32);
+    const float sink = kLog2e * load_element<T.options.f16>(p.sink, row.head * p.sink_head, p.sink_is_f32);
     const float higher = fmaxf(top, sink);
     if (higher > -kInfinity) {
       alpha = exp2_approx(top - higher);

@@ -34,7 +34,7 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
 #pragma unroll 1
       for (t.m_block = lane; t.m_block < tiles; t.m_block += 32) {
         int steps;
-        if constexpr (T.block_mask) {
+        if constexpr (T.options.block_mask) {
           steps = *steps_of<T>(p, t);  // the first head's
         } else {
           const NBlockRange s = n_block_range<T>(p, t);

@@ -68,17 +68,17 @@ TANDEM_DEVICE float distance_of(int from, int more) { return static_cast<float>(
 // With a block mask the mask_mod is evaluated separately, in partial blocks (MaskMod).
 template <auto T>
 constexpr bool mask_mod_of_all() {
-  if constexpr (requires { T.block_mask; }) return T.mask_mod && !T.block_mask;
-  return T.mask_mod;
+  if constexpr (requires { T.options.block_mask; }) return T.options.mask_mod && !T.options.block_mask;
+  return T.options.mask_mod;
 }
 
 // Preloaded values of a row for a score_mod, or nothing.
 struct NoRow {};
 template <auto T>
-using HeldRow = typename OneOf<T.score_mod, ScoreRow<T>, NoRow>::Type;
+using HeldRow = typename OneOf<T.options.score_mod, ScoreRow<T>, NoRow>::Type;
 template <auto T>
 TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, const Row& row) {
-  if constexpr (T.score_mod) {
+  if constexpr (T.options.score_mod) {
     const ModPlace place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
     return score_row<T>(place, static_cast<const ModifiedForwardParams&>(p).mods.score);
   } else {
@@ -88,17 +88,17 @@ TANDEM_DEVICE HeldRow<T> hold_row(const ForwardParams& p, const TileCoords& t, c
 
 // The value of a bias for a score: a number, or visibility.
 template <auto T>
-using BiasValue = typename OneOf<T.bias == Bias::boolean, bool, float>::Type;
+using BiasValue = typename OneOf<T.options.bias == Bias::boolean, bool, float>::Type;
 template <auto T>
 TANDEM_DEVICE BiasValue<T> bias_value(const char* at) {
-  if constexpr (T.bias == Bias::boolean) return *at != 0;
-  return load_element<T.f16>(at, 0, T.bias == Bias::f32);
+  if constexpr (T.options.bias == Bias::boolean) return *at != 0;
+  return load_element<T.options.f16>(at, 0, T.options.bias == Bias::f32);
 }
 // Adds a bias to a product before the scale if there is no other option: a number times 1 / scale, or -infinity. The
 // scale is then close to 1; otherwise scores are computed differently (unscaled).
 template <auto T>
 TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
-  if constexpr (T.bias == Bias::boolean) return bias ? product : -kInfinity;
+  if constexpr (T.options.bias == Bias::boolean) return bias ? product : -kInfinity;
   return fmaf(bias, by, product);
 }
 
@@ -108,7 +108,7 @@ TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
 template <auto T, bool natural = false>
 struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
-  static constexpr int kBiasBytes = bytes_of(T.bias);
+  static constexpr int kBiasBytes = bytes_of(T.options.bias);
   float slope;
   int diagonal;      // column on the diagonal of the row's query
   const char* bias;  // the row's
@@ -121,19 +121,20 @@ struct ScoreMod {
       : ScoreMod(p, t, row, hold_row<T>(p, t, row)) {}
   TANDEM_DEVICE ScoreMod(const ForwardParams& p, const TileCoords& t, const Row& row, const HeldRow<T>& held_row)
       : held(held_row) {
-    if constexpr (T.alibi) {
+    if constexpr (T.options.alibi) {
       slope = kUnit * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
       diagonal = row.query + diagonal_of<T>(p, t);
     }
-    if constexpr (T.bias != Bias::none) {
+    if constexpr (T.options.bias != Bias::none) {
       const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
       bias = static_cast<const char*>(p.bias) + at * kBiasBytes;
       bias_stride = p.bias_column * kBiasBytes;
     }
-    if constexpr (T.score_mod || T.mask_mod) place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
+    if constexpr (T.options.score_mod || T.options.mask_mod)
+      place = {t.sequence, row.head, row.query, 0, t.q_len, t.k_len};
   }
   TANDEM_DEVICE BiasValue<T> bias_at(const ForwardParams& p, int column) const {
-    if constexpr (T.bias == Bias::none) return {};
+    if constexpr (T.options.bias == Bias::none) return {};
     return bias_value<T>(bias + min(column, p.seqlen_k - 1) * bias_stride);
   }
   // Applies the options to column0 + n; n is a constant.
@@ -143,26 +144,26 @@ struct ScoreMod {
   TANDEM_DEVICE float operator()(float x, const ForwardParams& p, int column0, int n, BiasValue<T> of_bias) const {
     const int column = column0 + n;
     bool visible = true;
-    if constexpr (!T.softcap) {
+    if constexpr (!T.options.softcap) {
       x *= natural ? kLn2 * p.scale_log2 : p.scale_log2;
     } else if constexpr (natural) {
       x *= kLn2;
     }
-    if constexpr (T.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
-    if constexpr (T.bias == Bias::boolean) {
+    if constexpr (T.options.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
+    if constexpr (T.options.bias == Bias::boolean) {
       visible = of_bias;
-    } else if constexpr (T.bias != Bias::none) {
+    } else if constexpr (T.options.bias != Bias::none) {
       x += kUnit * of_bias;
     }
-    if constexpr (T.score_mod || T.mask_mod) {
+    if constexpr (T.options.score_mod || T.options.mask_mod) {
       const ModParams& mods = static_cast<const ModifiedForwardParams&>(p).mods;
       ModPlace at = place;
       at.k = column;
-      if constexpr (T.score_mod)
+      if constexpr (T.options.score_mod)
         x = natural ? score_mod<T>(x, held, at, mods.score) : kLog2e * score_mod<T>(kLn2 * x, held, at, mods.score);
       if constexpr (mask_mod_of_all<T>()) visible = visible && mask_mod<T>(at, mods.mask);
     }
-    if constexpr (T.bias == Bias::boolean || mask_mod_of_all<T>()) {
+    if constexpr (T.options.bias == Bias::boolean || mask_mod_of_all<T>()) {
       if (!visible) x = -kInfinity;
     }
     return x;

@@ -12,7 +12,7 @@ struct SequenceCoords : TileCoords {
 template <auto T>
 TANDEM_DEVICE SequenceCoords sequence_coords(const BackwardParams& p, int sequence) {
   const int first_m_block = sequence * p.sequence_m_blocks;
-  if constexpr (!T.varlen)
+  if constexpr (!T.options.varlen)
     return {{0, 0, sequence, sequence, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k}, p.seqlen_k, first_m_block};
   SequenceCoords s{varlen_coords(p, sequence), p.seqlen_k, first_m_block};
   if (p.cu_seqlens_k)
@@ -25,7 +25,7 @@ TANDEM_DEVICE SequenceCoords sequence_coords(const BackwardParams& p, int sequen
 // The sequence of a head's m_block in workspace.
 template <auto T>
 TANDEM_DEVICE int sequence_at(const BackwardParams& p, int m_block) {
-  if (!T.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;
+  if (!T.options.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;
   int low = 0, high = p.batch - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;

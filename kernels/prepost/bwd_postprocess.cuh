@@ -88,7 +88,7 @@ struct PostprocessDq {
 template <auto T>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
   const int* const semaphores = p.dq_semaphore + T.dq_semaphores() * block;
-  if constexpr (T.block_mask) {
+  if constexpr (T.options.block_mask) {
     grid_dependency_wait();
     return *semaphores == 0;
   }
@@ -142,7 +142,7 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
       x[r] += more.x, x[r + 1] += more.y, x[r + 2] += more.z, x[r + 3] += more.w;
     }
   }
-  const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+  const float scale = of_k ? p.scale : T.options.dropout ? p.dropout.scale : 1;
   void* const to = of_k ? p.dk_data : p.dv_data;
   const i64 row = of_k ? p.dk_row : p.dv_row;
   const i64 base = s.batch * (of_k ? p.dk_batch : p.dv_batch) + s.k_begin * row + head * (of_k ? p.dk_head : p.dv_head);

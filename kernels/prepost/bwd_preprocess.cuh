@@ -16,7 +16,7 @@ template <auto T>
 TANDEM_DEVICE Eight unpack(const Chunk& chunk) {
   Eight eight;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) eight.x[i] = to_float<T.f16>(static_cast<u16>(chunk.x[i / 2] >> i % 2 * 16));
+  for (int i = 0; i < 8; ++i) eight.x[i] = to_float<T.options.f16>(static_cast<u16>(chunk.x[i / 2] >> i % 2 * 16));
   return eight;
 }
 template <auto T>
@@ -99,7 +99,7 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   // Sums the sink's probability times its derivative, -delta, over the rows: one warp, in a fixed order.
   __syncthreads();
   if (threadIdx.x >= 32) return;
-  const float sink = kLog2e * load_element<T.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
+  const float sink = kLog2e * load_element<T.options.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
   float sum = 0;
 #pragma unroll
   for (int row = threadIdx.x; row < T.tile_m; row += 32) {

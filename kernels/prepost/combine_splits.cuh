@@ -13,7 +13,7 @@
 // Rows of packed tensors that belong to no sequence stay as they are.
 template <auto T>
 TANDEM_DEVICE bool has_sequence(const ForwardParams& p, int row) {
-  if (!T.varlen || !p.cu_seqlens_q) return true;
+  if (!T.options.varlen || !p.cu_seqlens_q) return true;
   const int first = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, 0), 0, p.total_q);
   const int end = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, p.batch), first, p.total_q);
   return row >= first && row < end;

@@ -80,6 +80,6 @@ struct DbiasPart {
 // The term of a score. An incoming gradient of 0 adds nothing, even if the score_mod's derivative is inf or NaN.
 template <auto T>
 TANDEM_DEVICE float dbias_of(const ScoreGradient& score) {
-  if constexpr (T.score_mod) return score.ds == 0 ? 0.0f : score.ds * score.derivative;
+  if constexpr (T.options.score_mod) return score.ds == 0 ? 0.0f : score.ds * score.derivative;
   return score.ds;
 }

@@ -31,7 +31,7 @@ TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
   const int first = at.key_block * keys, last = min(first + keys, sequence.k_len) - 1;
   const QueryRange visible = band_of<T>(p, sequence).visible_queries(first, last);
   const int query = at.m_block * T.tile_m;
-  if (T.block_mask && state_at<T>(p, at) == BlockState::absent) return false;
+  if (T.options.block_mask && state_at<T>(p, at) == BlockState::absent) return false;
   return first <= last && query < min(visible.end, sequence.q_len) && visible.begin < query + T.tile_m;
 }
 
@@ -51,7 +51,7 @@ struct LseDelta {
 // may be NaN. kept, r: see keep_or_zero().
 template <auto T>
 TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, const LseDelta& row, float dp, u32 keep_mask, int r) {
-  if constexpr (T.dropout) dp = keep_or_zero(keep_mask, r, dp * p.dropout.scale);
+  if constexpr (T.options.dropout) dp = keep_or_zero(keep_mask, r, dp * p.dropout.scale);
   const bool hidden = score == -kInfinity || row.minus_lse == -kInfinity;
   return hidden ? 0.0f : exp2_approx(score + row.minus_lse) * (dp - row.delta);
 }

@@ -10,11 +10,11 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
   for (const Sm100ForwardConfig& sizes :
        {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .ex2_emu_pairs = 3},
         Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .ex2_emu_pairs = 2},
-        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .ex2_emu_pairs = 3, .f16 = true},
+        Sm100ForwardConfig{.head_dim = 192, .head_dim_v = 128, .ex2_emu_pairs = 3, .options = {.f16 = true}},
         Sm100ForwardConfig{.head_dim = 128, .head_dim_v = 128, .ex2_emu_pairs = 3, .two_cta = true}}) {
     for (const bool causal : {false, true}) {
       Sm100ForwardConfig tile = sizes;
-      tile.bounded_right = causal;
+      tile.options.bounded_right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       Shape shape = shape_of(tile);
       shape.load_waits = tile.k_blocks() + tile.v_blocks();

@@ -32,7 +32,8 @@ class MachineCodeHopper : public Compiled {
     CostModel without, with;
   };
   Neighbours neighbours() const {
-    const Sm90ForwardConfig plain{.bounded_right = true}, masked{.block_mask = true, .mask_mod = true};
+    const Sm90ForwardConfig plain{.options = {.bounded_right = true}},
+        masked{.options = {.block_mask = true, .mask_mod = true}};
     const score_mod::Signature names{.result = score_mod::Signature::Result::mask,
                                      .scalars = {{.name = "width", .type = score_mod::Type::integer}},
                                      .tensors = {}};
@@ -52,7 +53,7 @@ TEST_F(MachineCodeHopper, IsUnderstood) {
       Sm90ForwardConfig tile{.head_dim = dim, .head_dim_v = dim};
       tile.warpgroups = dim == 64 ? 3 : 2;
       tile.tile_n = dim == 64 ? 96 : dim == 256 ? 80 : 128;
-      tile.bounded_right = causal;
+      tile.options.bounded_right = causal;
       SCOPED_TRACE(plan::name_of(tile));
       const CostModel a = sound_account_of(tile, shape_of(tile));
       ASSERT_TRUE(a.plain.has_value());
@@ -89,7 +90,8 @@ TEST_F(MachineCodeHopper, StepsThatAskAMaskAreNotThoseThatDoNot) {
 
 // The code and the tile agree on every size.
 TEST_F(MachineCodeHopper, ShapesAreFoundInTheCode) {
-  const CostModel a = sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .bounded_right = true}, {});
+  const CostModel a =
+      sound_account_of({.head_dim = 192, .head_dim_v = 128, .tile_n = 112, .options = {.bounded_right = true}}, {});
   EXPECT_EQ(a.shape.head_dim, 192);
   EXPECT_EQ(a.shape.head_dim_v, 128);
   EXPECT_EQ(a.shape.rows, 128);

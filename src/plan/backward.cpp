@@ -124,7 +124,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv after the tiles of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   t.accumulates_dq = !t.tile.single_n_block && !t.tile.ds_gmem;
-  if (t.tile.ds_gmem) planner.set_ds_chunks(p, tuning, &t);
+  if (t.tile.ds_gmem) planner.set_ds_chunks(p, &t);
   if (t.tile.captured && !t.tile.captured_per_score && p.total_q > 0)
     t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
   if (!p.dbias) return;
@@ -277,7 +277,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
       region("workspace.lse_delta", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   const int64_t sums = has_main(p, t) && t.accumulates_dq ? blocks * t.tile.dq_floats : 0;
   t.dq_accum_offset = region("workspace.dq_accum", sums * static_cast<int64_t>(sizeof(float)), main);
-  if (t.tile.ds_gmem && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.ds_chunk_bytes, main);
+  if (t.tile.ds_gmem && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.chunk.bytes, main);
   if (t.m_splits > 1 && (p.dk || p.dv)) {
     const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.m_splits : 0;
     const int64_t floats = n_blocks * t.tile.dkv_floats * (t.tile.dkv_semaphores > 0 ? 1 : t.m_splits);

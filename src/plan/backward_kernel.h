@@ -75,7 +75,7 @@ struct BackwardKernel {
         spt(t.spt),
         two_pass(is_two_pass),
         captured(t.captured),
-        block_mask(t.block_mask) {}
+        block_mask(t.options.block_mask) {}
 };
 
 }  // namespace tandem::plan

@@ -28,9 +28,9 @@ constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) {
 // batch_invariant problem must not decide by lengths.
 template <class Config>
 bool may_use_spt(const Problem& p, const Config& config) {
-  if (config.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
+  if (config.options.block_mask || p.total_q == 0 || (p.batch_invariant && p.group() > 1)) return false;
   if (p.batch_invariant) return p.window_right != TANDEM_UNBOUNDED && p.window_left == TANDEM_UNBOUNDED;
-  return config.bounded_right && !config.bounded_left;
+  return config.options.bounded_right && !config.options.bounded_left;
 }
 
 }  // namespace tandem::plan

@@ -8,6 +8,17 @@
 
 namespace tandem::plan {
 
+// A part of dS that is in memory at once (device/ds_chunk.cuh): `heads` query heads, counted over the batch, with all
+// of their n_blocks, or `n_blocks` of one head.
+struct DsChunk {
+  int64_t heads = 0;  // 0: no division keeps dS within its budget
+  int64_t n_blocks = 0;
+  int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
+  int64_t bytes = 0;
+  int64_t tile_heads = 1;      // query heads of a group that one tile iterates over
+  bool pack_triangle = false;  // two m_blocks share a row of dS
+};
+
 struct BackwardSchedule {
   BackwardKernel tile;
   int m_blocks = 0;             // per query head, over all sequences
@@ -20,11 +31,8 @@ struct BackwardSchedule {
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
 
-  // dS in global memory. A strip has query heads or n_blocks of one head; a row has n_blocks and may be shared by two
-  // m_blocks (device/ds_chunk.cuh).
-  int chunk_heads = 0, chunk_n_blocks = 0, ds_row_stride = 0;
-  bool pack_triangle = false;
-  int64_t ds_chunks = 0, ds_chunk_bytes = 0;
+  DsChunk chunk;  // dS in global memory
+  int64_t ds_chunks = 0;
   int64_t dq_ctas = 0;  // CTAs of the kernel that computes dq from a chunk; 0: none
   int dq_smem_bytes = 0;
   bool accumulates_dq = true;   // dq_accum holds partial sums

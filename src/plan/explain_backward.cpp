@@ -49,7 +49,7 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
   // dS of a strip that exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
-  if (plan.backward.ds_chunk_bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
+  if (plan.backward.chunk.bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
   // Every tile of keys reads the queries that see it, their dout, lse and delta. It adds to their float32 dq, which is
   // then converted, unless there is only one tile. With strips it writes dS instead, which is read again.
   const double sums = t.single_n_block || t.ds_gmem ? 0 : d;
@@ -71,7 +71,7 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.emplace_back("mask: no bound hides a key at these lengths, so that the kernel has no mask");
   if (t.tile.ds_gmem) {
     lines.push_back(str_cat("order: blocks take tiles of keys from a counter; dS goes to memory in ", t.ds_chunks,
-                            t.ds_chunks == 1 ? " strip" : " strips", " of ", t.ds_chunk_bytes / 1000000.0,
+                            t.ds_chunks == 1 ? " strip" : " strips", " of ", t.chunk.bytes / 1000000.0,
                             " MB, and a second kernel computes dq from it"));
   } else if (t.tile.single_n_block) {
     lines.emplace_back("order: one tile has all keys, so that dq is stored directly");

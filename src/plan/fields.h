@@ -32,9 +32,11 @@ struct Field {
   bool is_tuned = false;  // a column of the tables of configurations
 };
 
-// The score options that every configuration ends with.
-template <class Configuration, class Visit>
-constexpr void score_fields(Configuration& c, Visit&& visit) {
+// Calls visit(Field, member) for each member of ScoreOptions, which may be const.
+template <class Options, class Visit>
+constexpr void option_fields(Options& c, Visit&& visit) {
+  visit(Field{"dropout", kFlag, "_dropout"}, c.dropout);
+  visit(Field{"block_mask", kFlag, "_blocks"}, c.block_mask);
   visit(Field{"f16", kFlag}, c.f16);
   visit(Field{"bounded_left", kFlag, "_left"}, c.bounded_left);
   visit(Field{"bounded_right", kFlag, "_right"}, c.bounded_right);
@@ -47,10 +49,10 @@ constexpr void score_fields(Configuration& c, Visit&& visit) {
   visit(Field{"mask_mod", kFlag, "_maskmod"}, c.mask_mod);
 }
 
-// Calls visit(Field, member) for each field of a configuration, which may be const.
+// Calls visit(Field, member) for each other member of a configuration.
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm90ForwardConfig>
-constexpr void fields(T& t, Visit&& visit) {
+constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"head_dim", kHeadDims}, t.head_dim);
   visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
   visit(Field{"warpgroups", {1, 4}, "", true}, t.warpgroups);
@@ -60,32 +62,26 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"bias_ctas", {0, 4}}, t.bias_ctas);
   visit(Field{"kv_ctas", {1, 2}}, t.kv_ctas);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
-  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
-  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
-  score_fields(t, visit);
 }
 
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm100ForwardConfig>
-constexpr void fields(T& t, Visit&& visit) {
+constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"head_dim", kHeadDims}, t.head_dim);
   visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
   visit(Field{"ex2_emu_pairs", {0, 16}, "", true}, t.ex2_emu_pairs);
   visit(Field{"two_cta", kFlag, "", true}, t.two_cta);
   visit(Field{"clc", kFlag, "_clc"}, t.clc);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
-  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
-  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
-  score_fields(t, visit);
 }
 
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm90BackwardConfig>
-constexpr void fields(T& t, Visit&& visit) {
+constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"head_dim", kWholeHeadDims}, t.head_dim);
   visit(Field{"head_dim_v", kWholeHeadDims}, t.head_dim_v);
   visit(Field{"warpgroups", {1, 4}, "", true}, t.warpgroups);
@@ -94,7 +90,6 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"dout_stages", {1, 4}, "", true}, t.dout_stages);
   visit(Field{"schedule", {0, 5}}, t.schedule);
   visit(Field{"spt", kFlag, "_spt"}, t.spt);
-  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);
   visit(Field{"m_split", kFlag, "_m_split"}, t.m_split);
   visit(Field{"single_n_block", kFlag, "_single_n_block"}, t.single_n_block);
@@ -103,13 +98,11 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);
   visit(Field{"captured_per_score", kFlag, "_captured_per_score"}, t.captured_per_score);
-  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
-  score_fields(t, visit);
 }
 
 template <class T, class Visit>
   requires std::is_same_v<std::remove_const_t<T>, Sm100BackwardConfig>
-constexpr void fields(T& t, Visit&& visit) {
+constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"head_dim", kHeadDims}, t.head_dim);
   visit(Field{"head_dim_v", kHeadDims}, t.head_dim_v);
   visit(Field{"q_stages", {1, 4}, "", true}, t.q_stages);
@@ -118,12 +111,16 @@ constexpr void fields(T& t, Visit&& visit) {
   visit(Field{"two_cta", kFlag, "", true}, t.two_cta);
   visit(Field{"accumulators", {0, 1}, "", true}, t.accumulators);
   visit(Field{"spt", kFlag, "_spt"}, t.spt);
-  visit(Field{"dropout", kFlag, "_dropout"}, t.dropout);
   visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);
-  visit(Field{"block_mask", kFlag, "_blocks"}, t.block_mask);
-  score_fields(t, visit);
+}
+
+// Calls visit(Field, member) for each field of a configuration, which may be const.
+template <class T, class Visit>
+constexpr void fields(T& t, Visit&& visit) {
+  own_fields(t, visit);
+  option_fields(t.options, visit);
 }
 
 // ---- Checks of the lists ----
@@ -154,7 +151,7 @@ consteval bool lists_every_member() {
     for (int i = 0; i < count; ++i) distinct = distinct && listed[i] != &member;
     listed[count++] = &member;
   });
-  return distinct && count == count_members<T>();
+  return distinct && count == count_members<T>() - 1 + count_members<ScoreOptions>();
 }
 
 // The number of possible configurations; 0 if they are too many for an id.

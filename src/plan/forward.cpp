@@ -214,12 +214,27 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   if (t.no_keys || writer == kMemset) plan->fills.push_back({0, kTileListOffset});
 }
 
-}  // namespace
-
 Bias bias_of(const Problem& p) {
   if (!p.bias) return Bias::none;
   if (p.bias.boolean()) return Bias::boolean;
   return p.bias.dtype == DType::f32 ? Bias::f32 : Bias::element;
+}
+
+}  // namespace
+
+ScoreOptions options_of(const Problem& p) {
+  return {.dropout = static_cast<bool>(p.dropout),
+          .block_mask = static_cast<bool>(p.block_mask),
+          .f16 = p.dtype == DType::f16,
+          .bounded_left = needs_left_mask(p),
+          .bounded_right = needs_right_mask(p),
+          .varlen = varlen(p),
+          .scale_outside_exp2 = static_cast<float>(p.softmax_scale) <= 0,
+          .softcap = p.softcap > 0,
+          .alibi = p.alibi_slopes.present,
+          .bias = bias_of(p),
+          .score_mod = p.score_mod.present,
+          .mask_mod = p.mask_mod.present};
 }
 
 int64_t rows_of_results(const Problem& p) { return p.packed_q() ? p.total_q : p.batch * p.seqlen_q; }

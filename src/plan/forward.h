@@ -39,26 +39,12 @@ inline bool varlen(const Problem& p) {
 }
 
 // The backward also uses the following functions: the score options of a kernel, and their parameters.
-Bias bias_of(const Problem& problem);
 int clamped_bound(int64_t bound);
 // True if a bias may be divided by the scale and added to products without losing either.
 bool is_near_one(double scale);
 // The multiprocessors that the call may use; a cluster needs `ctas` of them.
 int usable_sms(const Problem& problem, const gpu::Properties& device, int ctas);
-template <class Kernel>
-void set_options(const Problem& p, Kernel* t) {
-  t->f16 = p.dtype == DType::f16;
-  t->bounded_left = needs_left_mask(p);
-  t->bounded_right = needs_right_mask(p);
-  t->varlen = varlen(p);
-  t->scale_outside_exp2 = static_cast<float>(p.softmax_scale) <= 0;
-  t->softcap = p.softcap > 0;
-  t->alibi = p.alibi_slopes.present;
-  t->bias = bias_of(p);
-  t->score_mod = p.score_mod.present;
-  t->mask_mod = p.mask_mod.present;
-  t->block_mask = static_cast<bool>(p.block_mask);
-}
+ScoreOptions options_of(const Problem& problem);
 // A forward configuration with the properties of the problem that every kernel needs.
 template <class Config>
 Config forward_options(const Problem& p) {
@@ -66,9 +52,8 @@ Config forward_options(const Problem& p) {
   t.head_dim = static_cast<int>(round_up(p.head_dim, 16));
   t.head_dim_v = static_cast<int>(round_up(p.head_dim_v, 16));
   t.f32_out = p.out.dtype == DType::f32;
-  t.dropout = static_cast<bool>(p.dropout);
   t.max_scores = static_cast<bool>(p.max_scores);
-  set_options(p, &t);
+  t.options = options_of(p);
   return t;
 }
 // Rows of all sequences of a result, and the lanes of combine_splits() that share a row.

@@ -64,9 +64,9 @@ struct ForwardKernel {
         head_dim(t.head_dim),
         head_dim_v(t.head_dim_v),
         tile_n(step),
-        bounded_left(t.bounded_left),
-        bounded_right(t.bounded_right),
-        varlen(t.varlen),
+        bounded_left(t.options.bounded_left),
+        bounded_right(t.options.bounded_right),
+        varlen(t.options.varlen),
         boxes(all_boxes),
         rows_(all_rows) {}
 

@@ -67,11 +67,15 @@ std::string source_of(Accumulators accumulators) {
 
 template <class T>
 std::string initialiser_of(const T& configuration) {
-  std::string text = "{\n";
-  fields(configuration, [&text](const Field& field, const auto& value) {
-    text += str_cat("    .", field.name, " = ", source_of(value), ",\n");
-  });
-  return text + "}";
+  std::string text = "{\n", indent = "    ";
+  const auto add = [&](const Field& field, const auto& value) {
+    text += str_cat(indent, ".", field.name, " = ", source_of(value), ",\n");
+  };
+  own_fields(configuration, add);
+  text += "    .options = {\n";
+  indent += "    ";
+  option_fields(configuration.options, add);
+  return text + "    }}";
 }
 
 // Definitions before a kernel's file: the sizes of matrix products that it needs.
@@ -121,8 +125,8 @@ struct CompanionEntry {
 template <class Forward>
 FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const Forward& t, Unit) {
   FixedVector<CompanionEntry, kMaxEntries - 1> entries;
-  if (t.varlen) entries.push_back({EntryId::schedule, "schedule", kScheduleThreads});
-  if (t.block_mask) {
+  if (t.options.varlen) entries.push_back({EntryId::schedule, "schedule", kScheduleThreads});
+  if (t.options.block_mask) {
     entries.push_back({EntryId::list_n_blocks, "list_n_blocks", kListBlocksThreads});
     entries.push_back({EntryId::order_tiles, "order_tiles", kListBlocksThreads});
   }
@@ -149,7 +153,7 @@ FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const T& t, Unit 
     entries.push_back({EntryId::captured, "captured", threads, t.captured_smem_bytes()});
     entries.push_back({EntryId::postprocess_captured, "postprocess_captured", kPostprocessCapturedThreads});
   }
-  if (t.block_mask) {
+  if (t.options.block_mask) {
     entries.push_back({EntryId::mark_n_blocks, "mark_n_blocks", kListBlocksThreads});
     entries.push_back({EntryId::list_m_blocks, "list_m_blocks", kListBlocksThreads});
   }
@@ -178,7 +182,7 @@ uint64_t id_of(const Configuration& configuration) {
 std::string name_of(const Configuration& configuration) {
   return std::visit(
       [](const auto& t) {
-        std::string name = str_cat(source_of(t).pass, "_", t.f16 ? "f16" : "bf16", "_d", t.head_dim);
+        std::string name = str_cat(source_of(t).pass, "_", t.options.f16 ? "f16" : "bf16", "_d", t.head_dim);
         if (t.head_dim_v != t.head_dim) name += str_cat("v", t.head_dim_v);
         name += shape_of(t);
         fields(t, [&name](const Field& field, const auto& value) { name += mark_of(field, value); });
@@ -212,7 +216,9 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const Source source = source_of(t);
         const int ctas = ctas_of(t);
         const std::string cluster = ctas > 1 ? str_cat("__cluster_dims__(", ctas, ", 1, 1) ") : "";
-        const char* more = t.block_mask ? "BlockMasked" : t.score_mod || t.mask_mod ? "Modified" : "";
+        const char* more = t.options.block_mask                        ? "BlockMasked"
+                           : t.options.score_mod || t.options.mask_mod ? "Modified"
+                                                                       : "";
         if constexpr (requires { t.bias_ctas; }) more = t.bias_ctas > 0 ? "Biased" : more;
         std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");

@@ -305,8 +305,8 @@ TEST_F(KernelsCompile, ZeroedValuesAreReleasedToTheCluster) {
     return n;
   };
   for (const bool f16 : {false, true}) {
-    const std::string code = ptx({.two_cta = true, .f16 = f16}),
-                      ragged = ptx({.two_cta = true, .clc = true, .f16 = f16, .varlen = true});
+    const std::string code = ptx({.two_cta = true, .options = {.f16 = f16}}),
+                      ragged = ptx({.two_cta = true, .clc = true, .options = {.f16 = f16, .varlen = true}});
     for (const char* what :
          {"mbarrier.arrive.release.cluster.shared::cluster", "mbarrier.try_wait.parity.acquire.cluster"}) {
       EXPECT_EQ(times(code, what), f16 ? 0 : 1) << what;

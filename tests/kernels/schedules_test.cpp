@@ -106,7 +106,7 @@ TEST(KernelsSchedules, ChunksOfOneHead) {
   tuning.sm90.backward.ds_bytes_per_gradient = 0;
   const std::string flags = kWide + "--seqlen-q 60 --seqlen-k 17000 --heads-q 2 --heads-k 1";
   const plan::BackwardSchedule schedule = backward_plan(flags, tuning).backward;
-  EXPECT_EQ(schedule.chunk_n_blocks, 128);
+  EXPECT_EQ(schedule.chunk.n_blocks, 128);
   EXPECT_EQ(schedule.ds_chunks, 2 * 3);
   expect_good_with(tuning, {flags});
 }

@@ -23,22 +23,22 @@ struct Visibility {
     if (key >= sequence.k_len) seen.begin = seen.end = 1 << 29;
     const int last_key = first_key + T.kCtaKeys - 1;
     const QueryRange unmasked = band.unmasked_queries(first_key, last_key);
-    unmasked_begin = T.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    unmasked_begin = T.options.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
-    unmasked_end = T.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
+    unmasked_end = T.options.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
   }
   TANDEM_DEVICE bool masks(int m_block) const {
-    return warp_any(m_block < unmasked_begin || (T.bounded_left && m_block >= unmasked_end));
+    return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
   // True if some of the queries [first, end) sees the key.
   TANDEM_DEVICE bool sees_some(int first, int end) const {
-    return seen.begin < end && (!T.bounded_left || first < seen.end);
+    return seen.begin < end && (!T.options.bounded_left || first < seen.end);
   }
   // Sets scores [begin, end) of queries from `first` on that do not see the key to -infinity. Queries beyond the
   // sequence have probabilities of 0 through their lse.
   TANDEM_DEVICE void apply_mask(float (&x)[kChunk], int first, int begin, int end) const {
     const int first_seen = clamp(seen.begin - first, 0, kChunk);
-    const int seen_end = T.bounded_left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
+    const int seen_end = T.options.bounded_left ? clamp(seen.end - first, first_seen, kChunk) : kChunk;
     const u32 visible = bit_range(first_seen, seen_end - first_seen);
 #pragma unroll
     for (int n = begin; n < end; ++n) x[n] = masked_score(visible, n, x[n]);
@@ -48,7 +48,7 @@ struct Visibility {
 // Applies dropout to a probability, or to its derivative, of the n-th query of a chunk.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float keep_or_zero(u32 keep_mask, int n, float x) {
-  if constexpr (T.dropout) return keep_or_zero(keep_mask, n, x);
+  if constexpr (T.options.dropout) return keep_or_zero(keep_mask, n, x);
   return x;
 }
 
@@ -93,7 +93,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       for (int i = 0; i < 4; ++i) {
         const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or the query is beyond the sequence
         float score = scaled_score<T>(x[n + i], p);
-        if constexpr (T.softcap) derivative[i] = softcap_derivative(score, p);
+        if constexpr (T.options.softcap) derivative[i] = softcap_derivative(score, p);
         score = at.of_head(score, p, query, n + i, at.key, &derivative[i]);
         x[n + i] = hidden ? 0.0f : exp2_approx(score + of_query[i]);
       }
@@ -131,7 +131,7 @@ TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[k
   const float* const delta = at.lse_delta + T.tile_m + c * StepAt<T>::kNextRun;
   const u32 keep_mask = at.keep_mask[c];
   auto minus_delta = [&](int n, float x, float y) {
-    if constexpr (!T.dropout) return float2_of(dp[n], dp[n + 1]) - float2_of(x, y);
+    if constexpr (!T.options.dropout) return float2_of(dp[n], dp[n + 1]) - float2_of(x, y);
     const Float2 left = float2_of(keep_or_zero<T>(keep_mask, n, dp[n]), keep_or_zero<T>(keep_mask, n + 1, dp[n + 1]));
     return fma(left, float2_of(at.p.dropout.scale), float2_of(-x, -y));
   };

@@ -70,7 +70,7 @@ TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, const T
   constexpr int kColumns = T.stored_columns();
   const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;
-  const bool tail = T.varlen && warp_any(rows < T.kCtaKeys);
+  const bool tail = T.options.varlen && warp_any(rows < T.kCtaKeys);
 #pragma unroll 1
   for (int column = index * kColumns; column < g.columns; column += T.kComputing * kColumns) {
     float x[kColumns];
@@ -128,7 +128,8 @@ TANDEM_DEVICE void store_tile(const BackwardParams& p, SharedStorage<T>& s, int 
   };
   if (T.makes_dv() && p.has_dv) {
     store({T.tmem_dv(), T.head_dim_v, staging_of_dv(s), &p.dv, p.dv_data, p.dv_is_f32 != 0,
-           batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v, T.dropout ? p.dropout.scale : 1});
+           batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v,
+           T.options.dropout ? p.dropout.scale : 1});
   }
   if (T.makes_dk() && p.has_dk) {
     store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0,

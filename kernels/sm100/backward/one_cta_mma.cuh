@@ -10,10 +10,10 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
   constexpr u32 kBlock = T.kBlockBytes;
-  constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);
-  constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.kCtaKeys, T.head_dim);
-  constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.kCtaKeys, T.head_dim_v);
-  constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.f16, T.tile_m, T.head_dim);
+  constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
+  constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.head_dim);
+  constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.head_dim_v);
+  constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.head_dim);
   PipelineState<T.q_stages> q_next, q_ring;
   PipelineState<T.dout_stages> dout_ring;
   u32 steps = 0;  // over all tiles

@@ -45,7 +45,7 @@ struct ScoreTile {
         lane(threadIdx.x % 32),
         row(threadIdx.x % 128),
         first_query(warp / 4 * kChunk) {
-    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+    if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
     if (threadIdx.x == 0) {
       for (u64* barrier : {&s.lse_delta_tma_full, &s.tma_full[0], &s.tma_full[1], &s.ready[0], &s.ready[1]})
         mbarrier_init(barrier, 1);
@@ -80,7 +80,7 @@ struct ScoreTile {
   }
   template <ScoreProduct n>
   TANDEM_DEVICE void multiply() const {
-    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);
+    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
     constexpr int kKeyBlock = T.kCtaKeys * 128 >> 4, kQueryBlock = T.tile_m * 128 >> 4;
     const auto& from = s.operands[n % T.score_places()];
     const u64 keys = tcgen05_smem_desc(shared_address(from.keys), 0, 1024);
@@ -137,10 +137,11 @@ struct ScoreTile {
     const u32 visible = bit_range(begin, end - begin);
     const float* const lse_delta = s.lse_delta + in_tile;
     u32 keep_mask = 0;
-    if constexpr (T.dropout) keep_mask = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
+    if constexpr (T.options.dropout)
+      keep_mask = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
     // ptxas computes addresses of a bias early, up to the next branch. With these options the registers would spill.
-    constexpr bool kBranches = T.bias != Bias::none && (T.softcap || T.dropout);
+    constexpr bool kBranches = T.options.bias != Bias::none && (T.options.softcap || T.options.dropout);
     constexpr int kAtOnce = kBranches ? kChunk / 2 : kChunk;
 #pragma unroll
     for (int first = 0; first < kChunk; first += kAtOnce) {
@@ -155,7 +156,7 @@ struct ScoreTile {
       tmem_load(x[kScores], from + first);
       tmem_load(x[kDp], from + T.tile_m + first);
       tmem_wait_load(x);
-      if constexpr (T.softcap) apply_softcap<true>(x[kScores], p);
+      if constexpr (T.options.softcap) apply_softcap<true>(x[kScores], p);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int n = first + i;

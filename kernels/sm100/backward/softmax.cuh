@@ -25,7 +25,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
   auto* const ds_smem = reinterpret_cast<Chunk*>(ds_place(s, index));
   const int ds_first = row * 8 + (row & 7);  // chunk 0 of the row, swizzled
   Dropout dropout;
-  if constexpr (T.dropout) dropout = Dropout(p.dropout);
+  if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
   PipelineState<T.q_stages> q_ring;
   u32 steps = 0, summed = 0;
   for (u32 tile_idx = 0;; ++tile_idx) {
@@ -44,7 +44,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
       const float* const lse_delta = s.lse_delta[T.lse_delta_alone() ? steps & 1 : q_ring.index] + first_query;
       const u32 s_slot = steps % T.s_slots(), scores_at = scores + s_slot * T.tile_m;
       u32 keep_mask[kChunks] = {};
-      if constexpr (T.dropout) {  // drawn while S is multiplied
+      if constexpr (T.options.dropout) {  // drawn while S is multiplied
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
           keep_mask[c] =

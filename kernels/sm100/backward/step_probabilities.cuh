@@ -21,7 +21,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
   constexpr int kChunks = StepAt<T>::kChunks, kNextRun = StepAt<T>::kNextRun;
   u32 rounded[kChunks][kChunk / 2];
   auto to_probabilities = [&](int c, int begin, int end) {
-    if constexpr (T.softcap) {
+    if constexpr (T.options.softcap) {
       begin == 0 && end == kChunk ? apply_softcap<true>(x[c], at.p) : apply_softcap<true>(half_of(x[c], begin), at.p);
     }
     if (hides) at.visibility.apply_mask(x[c], at.query + c * kNextRun, begin, end);

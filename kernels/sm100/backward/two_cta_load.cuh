@@ -100,7 +100,7 @@ TANDEM_DEVICE void relay_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   u32 steps = 0;
   auto pass = [&](u64* tma_full, u64* peer_full, u32 parity, u16* block, int rows, int columns, int used) {
     mbarrier_wait(tma_full, parity);
-    const bool clears = T.varlen && warp_any(used < rows);
+    const bool clears = T.options.varlen && warp_any(used < rows);
     if (clears) {
       zero_rows(block, rows, columns, max(0, used), lane, 32);
       fence_proxy_async();

@@ -23,10 +23,10 @@ template <Sm100BackwardConfig T>
 struct TwoCtaProducts {
   static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each, if these are queries
   static constexpr u32 kBlock = T.kBlockBytes;
-  static constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.tile_n(), T.tile_m);
-  static constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.tile_n(), T.head_dim);
-  static constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.tile_n(), T.head_dim_v);
-  static constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.f16, T.tile_m, T.head_dim);
+  static constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.tile_n(), T.tile_m);
+  static constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.tile_n(), T.head_dim);
+  static constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.tile_n(), T.head_dim_v);
+  static constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.head_dim);
 
   SharedStorage<T>& s;
   u32 scores = 0, steps = 0, summed = 0;  // over all tiles: S; dP and dV; dK and dQ
@@ -41,7 +41,7 @@ struct TwoCtaProducts {
     tcgen05_fence_after();
   }
   TANDEM_DEVICE static void wait_peer_full(u64* barrier, u32 parity) {
-    T.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
+    T.options.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
   }
   // The c-th 16 columns of an operand with rows along the result. block: bytes of 64 columns.
   TANDEM_DEVICE static u64 in_row(int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); }

@@ -38,7 +38,7 @@ struct TwoPassProducts {
   }
   // S or dP: keys in rows, summed over columns.
   TANDEM_DEVICE void multiply_rows(u32 to, const u16* keys, int columns) {
-    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.f16, T.kCtaKeys, T.tile_m);
+    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64) {
       with_block([&](const u16* block) {
@@ -50,7 +50,7 @@ struct TwoPassProducts {
   }
   // dV += P dO or dK += dS Q, 64 columns at a time.
   TANDEM_DEVICE void add_columns(u32 to, u32 operand, int columns) {
-    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nn, T.f16, T.kCtaKeys, 64);
+    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, 64);
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64) {
       with_block([&](const u16* block) {
@@ -97,7 +97,7 @@ struct TwoPassProducts {
   }
   TANDEM_DEVICE void multiply_dq(int piece) {
     const int begin = T.dq_piece_begin(piece);
-    const u32 product = tcgen05_instr_desc(MmaLayout::tn, T.f16, T.tile_m, T.dq_piece_begin(piece + 1) - begin);
+    const u32 product = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.dq_piece_begin(piece + 1) - begin);
     if (piece == kLast) {
       wait_until_scores_are_read();
       wait(&s.dq_empty[kLast], (steps & 1) ^ 1);

@@ -34,9 +34,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     const u32 parity = parities >> i & 1;
     parities ^= 1 << i;
     mbarrier_wait(&s.sum_ready[i], parity);
-    RowFinal end = finalize_row<T>(p, row, !T.varlen || row.query < tile.q_len, s.sum[i][thread], s.row_max[i][thread],
-                                   work.index);
-    if constexpr (T.dropout) end.inverse *= p.dropout.scale;
+    RowFinal end = finalize_row<T>(p, row, !T.options.varlen || row.query < tile.q_len, s.sum[i][thread],
+                                   s.row_max[i][thread], work.index);
+    if constexpr (T.options.dropout) end.inverse *= p.dropout.scale;
     if (p.lse && row.query < tile.q_rows) store_lse(p, to_tile, row, end.lse);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
@@ -82,7 +82,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
       }
       fence_proxy_async();
       named_sync(kEpilogueSync, 128);
-      if (T.varlen && rows_left < T.kTileM) {
+      if (T.options.varlen && rows_left < T.kTileM) {
         store_rows<T.kTileM, T.f32_out ? 4 : 2>(
             p, to_tile, s.out[out.index],
             {first_row, rows_left, kColumns * block, min(kColumns, p.head_dim_v - kColumns * block)});

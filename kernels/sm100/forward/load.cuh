@@ -13,7 +13,7 @@
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   const TileCoords& tile = work.coords;
-  if constexpr (T.block_mask) {
+  if constexpr (T.options.block_mask) {
     const int* const steps = steps_of<T>(p, tile);
     work.begin = 0;
     work.end = steps[0];
@@ -89,8 +89,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   PipelineState<kWorkSlots> slot;
   u32 q_parity = 3;  // one bit per tile
   const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = cta_rank<T>();
-  const int listed = T.varlen ? p.counter[1] : 0;
-  const int num_work_tiles = T.varlen ? listed * heads * (T.split_keys ? p.split.count : 1) : p.tiles;
+  const int listed = T.options.varlen ? p.counter[1] : 0;
+  const int num_work_tiles = T.options.varlen ? listed * heads * (T.split_keys ? p.split.count : 1) : p.tiles;
   const int stride = gridDim.x / T.ctas();
   int fresh = blockIdx.x / T.ctas();  // work tile
   int idle = 0;                       // free slots without a retry, after the last fresh tile
@@ -132,9 +132,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       ring.advance();
     };
     // Iterations are n_blocks; with a block mask they are counted, the last first.
-    [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kListHeader : nullptr;
+    [[maybe_unused]] const int* const steps = T.options.block_mask ? steps_of<T>(p, tile) + kListHeader : nullptr;
     auto n_block_at = [&](int step) {
-      if constexpr (T.block_mask) return n_block_of(steps[end - 1 - step]);
+      if constexpr (T.options.block_mask) return n_block_of(steps[end - 1 - step]);
       return step;
     };
     auto load_k = [&](int n_block, int c) {

@@ -33,25 +33,27 @@ struct TileSteps {
         begin(tiles ? work.begin : 0),
         end(tiles ? work.end : 1),
         n_block(end - 1),
-        listed(T.block_mask && tiles ? steps_of<T>(p, work.coords) : nullptr) {
+        listed(T.options.block_mask && tiles ? steps_of<T>(p, work.coords) : nullptr) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       begins[i] = tiles ? work.begins[i] : 0;
       ends[i] = tiles ? work.ends[i] : 0;
-      if (T.block_mask) left[i] = ends[i];
+      if (T.options.block_mask) left[i] = ends[i];
     }
   }
   TANDEM_DEVICE void read_step() {
-    if constexpr (T.block_mask) step = tiles ? listed[kListHeader + end - 1 - n_block] : 0;
+    if constexpr (T.options.block_mask) step = tiles ? listed[kListHeader + end - 1 - n_block] : 0;
   }
 
   // The position of tile i in its iterations.
   TANDEM_DEVICE bool takes_part(int i) const {
-    if constexpr (T.block_mask) return (step & tile_bits<T>(i)) != 0;
+    if constexpr (T.options.block_mask) return (step & tile_bits<T>(i)) != 0;
     return !(n_block < begins[i] || n_block >= ends[i]);
   }
-  TANDEM_DEVICE bool is_first(int i) const { return T.block_mask ? left[i] == ends[i] : n_block == ends[i] - 1; }
-  TANDEM_DEVICE bool is_last(int i) const { return T.block_mask ? left[i] == 1 : n_block == begins[i]; }
+  TANDEM_DEVICE bool is_first(int i) const {
+    return T.options.block_mask ? left[i] == ends[i] : n_block == ends[i] - 1;
+  }
+  TANDEM_DEVICE bool is_last(int i) const { return T.options.block_mask ? left[i] == 1 : n_block == begins[i]; }
 };
 
 template <Sm100ForwardConfig T>
@@ -81,7 +83,7 @@ struct Products {
     tcgen05_fence_after();
   }
   TANDEM_DEVICE void wait_for_block(PipelineState<T.ring_slots()> at) {
-    if constexpr (T.two_cta && T.varlen) {  // the other CTA's relay may have zeroed values
+    if constexpr (T.two_cta && T.options.varlen) {  // the other CTA's relay may have zeroed values
       mbarrier_wait_cluster(s.ring_full(at.index), at.phase);
       tcgen05_fence_after();
     } else {
@@ -98,7 +100,7 @@ struct Products {
 #pragma unroll
       for (int c = 0; c < 4 && 4 * b + c < T.head_dim / 16; ++c)
         tcgen05_mma_ss<kCtas>(T.tmem_s(scores), q_b + c * 2, k_b + c * 2,
-                              tcgen05_instr_desc(MmaLayout::nt, T.f16, kRows, T.tile_n), b + c > 0);
+                              tcgen05_instr_desc(MmaLayout::nt, T.options.f16, kRows, T.tile_n), b + c > 0);
     }
     tcgen05_commit<kCtas>(&s.s_ready[scores]);
   }
@@ -120,7 +122,8 @@ struct Products {
       }
       if (c == 0 || c == T.first_part() / 16) wait(&s.p_ready[from][c > 0], it.s_ring.phase);
       tcgen05_mma_ts<kCtas>(T.tmem_o(i), T.tmem_p(from) + 8 * c, v_b + c % (T.v_block_rows() / 16) * (2048 >> 4),
-                            tcgen05_instr_desc(MmaLayout::nn, T.f16, kRows, T.o_columns()), !(it.first && c == 0));
+                            tcgen05_instr_desc(MmaLayout::nn, T.options.f16, kRows, T.o_columns()),
+                            !(it.first && c == 0));
     }
     if (kTiles == 1) tcgen05_commit<kCtas>(&s.o_added[i]);
     if (it.last) tcgen05_commit<kCtas>(&s.o_full[i]);
@@ -139,7 +142,7 @@ struct Products {
     mma_qk(i, keys);
     if (at.is_last(i)) tcgen05_commit<kCtas>(&s.q_empty[i]);
     const Pending<T> now{true, at.is_first(i), at.is_last(i), s_ring[i]};
-    if constexpr (T.block_mask) --at.left[i];
+    if constexpr (T.options.block_mask) --at.left[i];
     s_ring[i].advance();
     return now;
   }

@@ -65,7 +65,7 @@ TANDEM_DEVICE void relay(SharedStorage<T>& s) {
         pass(&s.q_tma_full[i], &s.q_peer_full[i], q_parity >> i & 1);
         q_parity ^= 1 << i;
       }
-      const bool zeroes = T.varlen && n_block == end - 1 && left < T.tile_n;
+      const bool zeroes = T.options.varlen && n_block == end - 1 && left < T.tile_n;
       if (zeroes) zero_v_tail<T>(s, ring, max(0, left));
       pass_blocks(T.v_blocks(), zeroes);
     }

@@ -25,7 +25,7 @@ template <Sm100ForwardConfig T, bool plain>
 TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
                                 u32 keep_mask = 0) {
   // From here on enough work remains for the next chunk to begin.
-  constexpr int kNextFrom = !T.lazy_max() ? 8 : T.head_dim > 64 || T.bounded_left ? 12 : 10;
+  constexpr int kNextFrom = !T.lazy_max() ? 8 : T.head_dim > 64 || T.options.bounded_left ? 12 : 10;
   u32 packed[kChunk / 2];
   Float2 known;
 #pragma unroll
@@ -36,7 +36,7 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* 
     *sum = *sum + y;
     float low, high;
     split(y, &low, &high);
-    if constexpr (T.dropout) {
+    if constexpr (T.options.dropout) {
       low = keep_or_zero(keep_mask, Dropout::bit_in_row(2 * n), low);
       high = keep_or_zero(keep_mask, Dropout::bit_in_row(2 * n + 1), high);
     }
@@ -58,14 +58,14 @@ struct VisibleChunks {
     const int most_end = __shfl_sync(~0u, keys.end - n_block * T.tile_n, 31);
     some_end = (most_end + 31) >> 5;
     all_end = (most_end - 31) >> 5;
-    if constexpr (T.bounded_left) {
+    if constexpr (T.options.bounded_left) {
       const int least = max(warp_uniform(keys.begin - n_block * T.tile_n), 0) >> 5;
       some_bits = bit_range(least, max(some_end - least, 0));
     }
   }
-  TANDEM_DEVICE bool some(int c) const { return T.bounded_left ? some_bits >> c & 1 : c == 0 || c < some_end; }
+  TANDEM_DEVICE bool some(int c) const { return T.options.bounded_left ? some_bits >> c & 1 : c == 0 || c < some_end; }
   // With both bounds the test costs more than it saves.
-  TANDEM_DEVICE bool all(int c) const { return !T.bounded_left && c < all_end; }
+  TANDEM_DEVICE bool all(int c) const { return !T.options.bounded_left && c < all_end; }
 };
 
 // Sets scores of chunk c of an iteration that the row does not see to -infinity.
@@ -73,7 +73,7 @@ template <Sm100ForwardConfig T>
 TANDEM_DEVICE void apply_mask(float (&x)[kChunk], const KeyRange& keys, int n_block, int c) {
   const int first = c * kChunk, end = keys.end - n_block * T.tile_n;
   u32 visible;
-  if constexpr (T.bounded_left) {
+  if constexpr (T.options.bounded_left) {
     const int begin = max(keys.begin - n_block * T.tile_n, first);
     visible = bit_range(begin - first, max(end - begin, 0));
   } else {

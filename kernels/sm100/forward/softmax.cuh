@@ -24,10 +24,10 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
     if ((step & tile_bits<T>(i)) == 0) continue;
     const int n_block = n_block_of(step);
     steps.state = state_of(step, unit);
-    const bool whole =
-        steps.state == BlockState::full && n_block < unmasked.end && (!T.bounded_left || n_block >= unmasked.begin);
+    const bool whole = steps.state == BlockState::full && n_block < unmasked.end &&
+                       (!T.options.bounded_left || n_block >= unmasked.begin);
     // Options that read all scores may hide scores in every iteration.
-    constexpr bool kModded = T.has_score_mod() || T.dropout;
+    constexpr bool kModded = T.has_score_mod() || T.options.dropout;
     if (kModded || warp_any(!whole || (T.lazy_max() && (!shown || strict)))) {
       steps.modded_block(n_block);
       moved = true;
@@ -47,7 +47,7 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, SharedStorage<T>& s, int i) {
   const ScoreScale scale(T.has_score_mod() ? 1.0f : p.scale_log2);
   TmemRows<T> rows(s, i, warp, lane);
   Dropout dropout;
-  if constexpr (T.dropout) dropout = Dropout(p.dropout);
+  if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
   u32 sum_parity = 1;
   PipelineState<kWorkSlots> slot;
   for (;; slot.advance()) {
@@ -66,20 +66,20 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, SharedStorage<T>& s, int i) {
       Softmax<T> steps{p,   tile,           scale,        rows,   row, visible_keys<T>(p, tile, row),
                        end, unmasked_begin, unmasked_end, dropout};
       int n_block = end - 1;
-      if constexpr (T.block_mask) {
+      if constexpr (T.options.block_mask) {
         go_through_steps(steps, p, work, i, {unmasked_begin, unmasked_end}, strict);
       } else if constexpr (T.has_score_mod()) {
 #pragma unroll 1
         for (; warp_any(n_block >= begin); --n_block) steps.modded_block(n_block);
       } else {
         // The first iteration without a mask may be the first in which a row sees a key.
-        int strict_end = T.bounded_right ? min(n_block, unmasked_end - T.lazy_max()) : n_block;
+        int strict_end = T.options.bounded_right ? min(n_block, unmasked_end - T.lazy_max()) : n_block;
         if (T.lazy_max() && strict) strict_end = begin;
         [[maybe_unused]] Exponents e(scale, steps.softmax.row_max);
         if constexpr (Softmax<T>::kOneKind) {
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) steps.masked_block(n_block);
-        } else if constexpr (T.bounded_left) {
+        } else if constexpr (T.options.bounded_left) {
           // A window hides scores at both ends. Consecutive loops would contain the masked iteration twice, and compile
           // longer.
           [[maybe_unused]] bool moved = false;  // row_max, since e was computed

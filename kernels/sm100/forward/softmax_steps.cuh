@@ -53,7 +53,7 @@ struct TmemRows {
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
         const u32 two = __float_as_uint(x[n]);
-        sum += to_float<T.f16>(static_cast<u16>(two)) + to_float<T.f16>(static_cast<u16>(two >> 16));
+        sum += to_float<T.options.f16>(static_cast<u16>(two)) + to_float<T.options.f16>(static_cast<u16>(two >> 16));
       }
     }
     return sum;
@@ -93,14 +93,14 @@ struct Softmax {
   const KeyRange keys;
   const int end, unmasked_begin, unmasked_end;
   const Dropout& dropout;
-  RowSoftmax<T.f16> softmax;
+  RowSoftmax<T.options.f16> softmax;
   bool overflowed = false;
   BlockState state = BlockState::full;  // block mask: current iteration
   bool first = true;                    // block mask: first iteration of the tile
 
   // The dropout mask of the row's scores in chunk c of an iteration.
   TANDEM_DEVICE u32 draw_dropout_mask(int n_block, int c) const {
-    if constexpr (!T.dropout) return 0;
+    if constexpr (!T.options.dropout) return 0;
     return dropout.of_row(row.query, tile.sequence * p.heads_q + row.head, n_block * T.tile_n + c * kChunk);
   }
 
@@ -108,7 +108,7 @@ struct Softmax {
   TANDEM_DEVICE Exponents update_max(float largest, int n_block) {
     softmax.update_max(largest, scale);
     softmax.step_sum = 0;
-    if (softmax.rescale && (T.block_mask ? !first : n_block < end - 1)) rows.rescale_o(softmax.alpha);
+    if (softmax.rescale && (T.options.block_mask ? !first : n_block < end - 1)) rows.rescale_o(softmax.alpha);
     return Exponents(scale, softmax.row_max);
   }
 
@@ -169,7 +169,7 @@ struct Softmax {
   // Sets scores from column0 on that a block mask hides to -infinity.
   TANDEM_DEVICE void apply_block_mask(float (&x)[kChunk], int column0) const {
     if (state == BlockState::full) return;
-    if constexpr (T.mask_mod) {
+    if constexpr (T.options.mask_mod) {
       if (state == BlockState::partial) {
         const MaskMod<T> mod(tile, row);
 #pragma unroll
@@ -191,12 +191,12 @@ struct Softmax {
       const int column0 = n_block * T.tile_n + c * kChunk;
       tmem_load(x, rows.scores + c * kChunk);
       tmem_wait_load(x);
-      if constexpr (T.softcap) apply_softcap<true>(x, p);
+      if constexpr (T.options.softcap) apply_softcap<true>(x, p);
       if constexpr (T.has_score_mod()) {
 #pragma unroll
         for (int n = 0; n < kChunk; ++n) x[n] = mod(x[n], p, column0, n);
       }
-      if constexpr (T.block_mask) apply_block_mask(x, column0);
+      if constexpr (T.options.block_mask) apply_block_mask(x, column0);
       apply_mask<T>(x, keys, n_block, c);
       largest = max_of(x, largest);
       tmem_store(rows.scores + c * kChunk, x);
@@ -224,7 +224,7 @@ struct Softmax {
       rows.rescale_o(softmax.alpha);
     }
     // Chunks kept in registers: few with both bounds or a block mask.
-    constexpr int kHeld = T.bounded_left || T.block_mask ? 2 : kChunks;
+    constexpr int kHeld = T.options.bounded_left || T.options.block_mask ? 2 : kChunks;
     float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
     // From last to first: the compiler moves a load down to its use, but not past another load.

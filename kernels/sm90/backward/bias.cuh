@@ -8,14 +8,14 @@
 // Threads of a warp read eight keys of every other query; the swizzle avoids bank conflicts between them.
 template <Sm90BackwardConfig T>
 struct BiasPlace {
-  static constexpr int kPitch = 64 * bytes_of(T.bias), kShift = T.bias == Bias::f32 ? 5 : 4;
+  static constexpr int kPitch = 64 * bytes_of(T.options.bias), kShift = T.options.bias == Bias::f32 ? 5 : 4;
   TANDEM_DEVICE static u32 at(int query, int byte) { return query * kPitch + (byte ^ (query >> 1 & 3) << kShift); }
 };
 
 // All threads of a warp.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
-  const BiasLayout<T.bias> bias(p);
+  const BiasLayout<T.options.bias> bias(p);
   u32 parity = 1;
   BiasUnderWay under_way;
   for (u32 tile_idx = 0;; ++tile_idx) {
@@ -31,7 +31,8 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
       for (int i = 0; i < T.warpgroups; ++i) {
         // opaque(): derived values are not worth registers.
         const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
-        const BiasTile<T.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i], opaque(threadIdx.x % 32)};
+        const BiasTile<T.options.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i],
+                                                                          opaque(threadIdx.x % 32)};
         if constexpr (T.warpgroups == 1) under_way.tell();
         mbarrier_wait(&s.bias.empty[i], parity);
         to.copy({bias.at(sequence.batch, steps.head, query, key), sequence.q_len - query, 0}, sequence.k_len - key);
@@ -45,7 +46,7 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
 // Adds the bias to the products of an iteration after it has arrived.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void add_bias(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, u32 step) {
-  constexpr int kBytes = bytes_of(T.bias);
+  constexpr int kBytes = bytes_of(T.options.bias);
   auto& s = tile.s.bias;
   const WarpgroupThread<T>& thread = tile.thread;
   mbarrier_wait(&s.full[thread.index], step & 1);

@@ -146,7 +146,7 @@ TANDEM_DEVICE void store_or_accumulate_dq(const DqTile<T>& tile, const DqSum<T>&
 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
-  using DqMma = Wgmma<T.f16, T.head_dim>;
+  using DqMma = Wgmma<T.options.f16, T.head_dim>;
   constexpr u32 kBlockBytes = T.k_box() * 128;  // 64 columns
   constexpr bool kTwo = T.dq_m_blocks() == 2;
   const int first = index * T.dq_m_blocks();  // among the CTA's m_blocks

@@ -21,7 +21,7 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const QueryRange& by = seen[row_of(r)];
     const int query = tile.query_of(m_block, r);
-    if (query < by.begin || (T.bounded_left && query >= by.end)) scores[r] = -kInfinity;
+    if (query < by.begin || (T.options.bounded_left && query >= by.end)) scores[r] = -kInfinity;
   }
 }
 
@@ -33,10 +33,10 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
                                          const WarpgroupSteps<T>& step, [[maybe_unused]] u32 n, const Use& use) {
   const BackwardParams& p = tile.p;
   const HeadScores<T> of_head(p, tile.sequence, step.head, prefetched.row);
-  if constexpr (T.softcap) apply_softcap<false>(scores, p);
+  if constexpr (T.options.softcap) apply_softcap<false>(scores, p);
   if constexpr (T.stages_bias()) add_bias(scores, tile, n);
   if (tile.is_masked(step.m_block)) apply_mask(scores, tile, step.m_block);
-  if constexpr (T.block_mask) apply_block_mask<T>(scores, prefetched.shown);
+  if constexpr (T.options.block_mask) apply_block_mask<T>(scores, prefetched.shown);
 #pragma unroll
   for (int pair = 0; pair < T.score_queries() / 8; ++pair) {
     const float2 minus_lse = pair < T.preloaded_lse() ? prefetched.lse[pair] : lse_delta_of(tile, rings, 0, pair);
@@ -48,7 +48,7 @@ TANDEM_DEVICE void make_each_probability(float (&scores)[T.score_queries() / 2],
       if constexpr (T.has_score_mod()) {
         const bool hidden = scores[r] == -kInfinity || lse == -kInfinity;  // or the query is beyond the sequence
         float score = scaled_score<T>(scores[r], p);
-        if constexpr (T.softcap) derivative[n] = softcap_derivative(score, p);
+        if constexpr (T.options.softcap) derivative[n] = softcap_derivative(score, p);
         score = of_head(score, p, tile.query_of(step.m_block, 0), column_of(r), tile.key(row_of(r)), &derivative[n],
                         T.captured_per_score ? &mod_input[n] : nullptr);
         scores[r] = hidden ? 0.0f : exp2_approx(score + lse);
@@ -97,7 +97,7 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float minus_delta(float dp, float delta, const Prefetched<T>& prefetched, int r,
                                 const BackwardParams& p) {
-  if constexpr (T.dropout) return fmaf(keep_or_zero(prefetched, r, dp), p.dropout.scale, -delta);
+  if constexpr (T.options.dropout) return fmaf(keep_or_zero(prefetched, r, dp), p.dropout.scale, -delta);
   return dp - delta;
 }
 

@@ -109,7 +109,7 @@ struct KeyEpilogue {
         store_sums(to, part, sums);
       }
     } else {
-      const int batch = T.varlen ? sequence.batch : tile.sequence;
+      const int batch = T.options.varlen ? sequence.batch : tile.sequence;
       const i64 row = of_k ? p.dk_row : p.dv_row;
       const i64 first = batch * (of_k ? p.dk_batch : p.dv_batch) + tile.head_k * (of_k ? p.dk_head : p.dv_head);
       const GradientRows to{of_k ? p.dk_data : p.dv_data,
@@ -119,7 +119,7 @@ struct KeyEpilogue {
                             sequence.k_len,
                             of_k ? p.head_dim : p.head_dim_v,
                             (of_k ? p.dk_is_f32 : p.dv_is_f32) != 0};
-      const float scale = of_k ? p.scale : T.dropout ? p.dropout.scale : 1;
+      const float scale = of_k ? p.scale : T.options.dropout ? p.dropout.scale : 1;
       const int column = T.shared_p() ? part * 2 * n : 0;
       if constexpr (T.store_from_registers) {
         store_direct<T>(sums, scale, to, key, 2 * (threadIdx.x & 3) + column, p.accumulate);

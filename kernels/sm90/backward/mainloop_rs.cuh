@@ -15,16 +15,16 @@ struct RsOrder {
   static constexpr bool kDqFirst = T.staged();
   static constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
   // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without.
-  static constexpr bool kDvFirst = T.tile_m > 64 && T.bounded_right && !T.bounded_left;
+  static constexpr bool kDvFirst = T.tile_m > 64 && T.options.bounded_right && !T.options.bounded_left;
   // The position of the fence after the stores of dS. dq multiplies dS only in the next iteration, so that the fence
   // can overlap other products.
   enum class Fence { first, between, last };
   static constexpr Fence kFence = T.staged() ? Fence::last : T.preloaded_lse() > 0 ? Fence::between : Fence::first;
   // Tests whether the next operands have arrived before products are issued. A test after the issue stalls until the
   // tensor core has accepted the products.
-  static constexpr bool kAsksQueries = T.tile_m > 64 && !T.varlen, kAsksDout = kAsksQueries && !kDvFirst;
+  static constexpr bool kAsksQueries = T.tile_m > 64 && !T.options.varlen, kAsksDout = kAsksQueries && !kDvFirst;
   // Draws the next dropout mask during dq, dV and dK if no scores are in registers; else while S is multiplied.
-  static constexpr bool kDrawsAhead = T.dropout && !kScoresAhead;
+  static constexpr bool kDrawsAhead = T.options.dropout && !kScoresAhead;
 };
 
 // Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq is one iteration late, and the next S and

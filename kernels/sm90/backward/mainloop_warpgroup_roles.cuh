@@ -24,14 +24,14 @@ template <Sm90BackwardConfig T, bool of_k>
 TANDEM_DEVICE void sum_steps(const BackwardParams& p, SharedStorage<T>& s, int index) {
   constexpr int kColumns = of_k ? T.dk_columns() : T.dv_columns(), kLefts = of_k ? T.ds_stages() : 1;
   constexpr u32 kQueryBlock = T.tile_m * 128;
-  using Mma = Wgmma<T.f16, kColumns>;
+  using Mma = Wgmma<T.options.f16, kColumns>;
   const int lane = threadIdx.x % 32;
   PipelineState<of_k ? T.q_stages : T.dout_stages> ring;
   PipelineState<kLefts> left_ring;
   for (u32 tile_idx = 0;; ++tile_idx) {
     mbarrier_wait(&s.k_full, tile_idx & 1);
     if (warp_uniform(s.tile.n_block) < 0) break;
-    const SequenceCoords sequence = sequence_coords<T>(p, T.varlen ? warp_uniform(s.tile.sequence) : 0);
+    const SequenceCoords sequence = sequence_coords<T>(p, T.options.varlen ? warp_uniform(s.tile.sequence) : 0);
     float sums[kColumns / 2];
 #pragma unroll
     for (float& x : sums) x = 0;

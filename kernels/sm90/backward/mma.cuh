@@ -12,7 +12,7 @@ TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const Warpgroup
   PipelineState<T.q_stages>& q_next = rings.q_next;
   if (!there) mbarrier_wait(&s.q_full[q_next.index], q_next.phase);
   tile.clear(s.q[q_next.index], T.tile_m, T.head_dim, tile.sequence.q_len - m_block * T.tile_m);
-  multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
+  multiply_rows<Wgmma<T.options.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
       scores, shared_address(s.k) + tile.thread.own_keys, shared_address(s.q[q_next.index]) + tile.first_query * 128,
       T.head_dim);
   if (is_last) q_next.advance();
@@ -27,7 +27,7 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& pre
   if (!there) mbarrier_wait(&s.dout_full[dout_ring.index], dout_ring.phase);
   tile.clear(s.dout[dout_ring.index], T.tile_m, T.head_dim_v, tile.sequence.q_len - m_block * T.tile_m);
   preload_lse(prefetched, tile, rings);
-  multiply_rows<Wgmma<T.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
+  multiply_rows<Wgmma<T.options.f16, T.score_queries()>, kKeyBlockBytes<T>, kQueryBlockBytes<T>>(
       dp, shared_address(s.v) + tile.thread.own_keys, shared_address(s.dout[dout_ring.index]) + tile.first_query * 128,
       T.head_dim_v);
 }
@@ -45,7 +45,7 @@ TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
-  using DvMma = Wgmma<T.f16, T.dv_columns()>;
+  using DvMma = Wgmma<T.options.f16, T.dv_columns()>;
   const u32 place = shared_address(tile.s.dout[rings.dout.index]) + first_summed(tile, T.dv_columns());
   const u64 dout = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
   const u64 p_smem = wgmma_smem_desc(shared_address(tile.s.p[T.ds_gmem() ? rings.steps & 1 : 0]), 16, 1024);
@@ -66,7 +66,7 @@ TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabili
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
-  using DkMma = Wgmma<T.f16, T.dk_columns()>;
+  using DkMma = Wgmma<T.options.f16, T.dk_columns()>;
   const u32 place = shared_address(tile.s.q[rings.q.index]) + first_summed(tile, T.dk_columns());
   const u64 q = wgmma_smem_desc(place, kQueryBlockBytes<T>, 1024);
   const u64 ds_smem = wgmma_smem_desc(shared_address(tile.s.ds[T.ds_gmem() ? rings.steps & 1 : 0]), 16, 1024);
@@ -86,7 +86,7 @@ TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.sco
 // dq of 64 queries over these columns and the CTA's keys, or the other CTA's keys in a pair. adds: accumulate to dq.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, bool adds) {
-  using DqMma = Wgmma<T.f16, T.dq_columns()>;
+  using DqMma = Wgmma<T.options.f16, T.dq_columns()>;
   const u64 a = wgmma_smem_desc(ds, kKeyBlockBytes<T>, 1024);
   const u64 b = wgmma_smem_desc(keys, kKeyBlockBytes<T>, 1024);
   if (adds) {

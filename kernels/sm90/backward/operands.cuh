@@ -33,7 +33,7 @@ TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
 // Zeroes rows beyond a sequence: they belong to a neighbour, and 0 * NaN is NaN. All threads of the barrier call it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
-  if (!T.varlen || !warp_any(used < rows)) return;
+  if (!T.options.varlen || !warp_any(used < rows)) return;
   zero_rows(block, rows, columns, max(0, used), threadIdx.x % threads, threads);
   fence_proxy_async();
   named_sync(barrier, threads);

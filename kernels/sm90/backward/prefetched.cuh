@@ -31,7 +31,7 @@ struct Prefetched {
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void prefetch_iteration(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
                                       const WarpgroupSteps<T>& step) {
-  if constexpr (T.block_mask)
+  if constexpr (T.options.block_mask)
     prefetched.shown.word = table_word<T>(tile.p, tile.sequence, step.head, step.m_block, tile.cta_pair_n_block);
   prefetched.row = hold_head<T>(tile.p, tile.sequence, step.head);
 }
@@ -39,14 +39,14 @@ TANDEM_DEVICE void prefetch_iteration(Prefetched<T>& prefetched, const Warpgroup
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void evaluate_mask_mod(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
                                      const WarpgroupSteps<T>& step) {
-  if constexpr (T.block_mask) {
+  if constexpr (T.options.block_mask) {
     Shown<T>& shown = prefetched.shown;
     const SequenceCoords& sequence = tile.sequence;
     shown.state = state_of(shown.word, tile.thread.rank);
     if (shown.state == BlockState::full) return;
 #pragma unroll
     for (int i = 0; i < kShownNumbers<T>; ++i) shown.bits[i] = 0;
-    if constexpr (T.mask_mod) {
+    if constexpr (T.options.mask_mod) {
       if (shown.state != BlockState::partial) return;
       const ModNames& names = static_cast<const ModifiedBackwardParams&>(tile.p).mods.mask;
       ModPlace at{sequence.sequence, step.head, 0, 0, sequence.q_len, sequence.k_len};
@@ -104,7 +104,7 @@ TANDEM_DEVICE void preload_delta(Prefetched<T>& prefetched, const WarpgroupTile<
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void draw_dropout_mask(Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
                                      const WarpgroupSteps<T>& step) {
-  if constexpr (T.dropout) {
+  if constexpr (T.options.dropout) {
     const int warp_key =
         tile.n_block * T.cta_keys() + (T.shared_p() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
 #pragma unroll
@@ -116,6 +116,6 @@ TANDEM_DEVICE void draw_dropout_mask(Prefetched<T>& prefetched, const WarpgroupT
 }
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float keep_or_zero(const Prefetched<T>& prefetched, int r, float x) {
-  if constexpr (T.dropout) return keep_or_zero(prefetched.keep_mask[r / kKeepGroup], r % kKeepGroup, x);
+  if constexpr (T.options.dropout) return keep_or_zero(prefetched.keep_mask[r / kKeepGroup], r % kKeepGroup, x);
   return x;
 }

@@ -21,9 +21,9 @@ struct RoleState {
 template <Sm90BackwardConfig T>
 struct RoleTile {
   static constexpr int kScores = T.cta_keys() / 2;  // per thread
-  using ScoreMma = Wgmma<T.f16, T.cta_keys()>;
-  using DqFirst = Wgmma<T.f16, T.kDqFirst>;
-  using DqRest = Wgmma<T.f16, T.kDqRest>;
+  using ScoreMma = Wgmma<T.options.f16, T.cta_keys()>;
+  using DqFirst = Wgmma<T.options.f16, T.kDqFirst>;
+  using DqRest = Wgmma<T.options.f16, T.kDqRest>;
 
   const BackwardParams& p;
   SharedStorage<T>& s;
@@ -37,7 +37,7 @@ struct RoleTile {
       : p(params),
         s(shared),
         state(of),
-        sequence(sequence_coords<T>(params, T.varlen ? warp_uniform(shared.tile.sequence) : 0)),
+        sequence(sequence_coords<T>(params, T.options.varlen ? warp_uniform(shared.tile.sequence) : 0)),
         band(band_of<T>(params, sequence)),
         first_key(n_block * T.cta_keys()),
         last_key(first_key + T.cta_keys() - 1),
@@ -78,8 +78,8 @@ struct RoleTile {
   // Sets scores of hidden keys to -infinity.
   TANDEM_DEVICE void apply_mask(float (&scores)[kScores], int m_block) const {
     const int first = m_block * T.tile_m, last = first + T.tile_m - 1;
-    if (!warp_any((T.bounded_right && first < unmasked.begin) || (T.bounded_left && last >= unmasked.end) ||
-                  last_key >= sequence.k_len))
+    if (!warp_any((T.options.bounded_right && first < unmasked.begin) ||
+                  (T.options.bounded_left && last >= unmasked.end) || last_key >= sequence.k_len))
       return;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -89,7 +89,7 @@ struct RoleTile {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const int key = first_key + 2 * (state.lane & 3) + 2 * (r - 2 * i) + n;
-          if (key >= seen.end || (T.bounded_left && key < seen.begin)) scores[r + n] = -kInfinity;
+          if (key >= seen.end || (T.options.bounded_left && key < seen.begin)) scores[r + n] = -kInfinity;
         }
       }
     }

@@ -24,7 +24,7 @@ template <Sm90BackwardConfig T>
 struct ScoreTile {
   static_assert(T.kScoreStages == 2);                                         // see load_keys()
   static constexpr int kQueries = T.score_queries(), kScores = kQueries / 2;  // per thread
-  using ScoreMma = Wgmma<T.f16, kQueries>;
+  using ScoreMma = Wgmma<T.options.f16, kQueries>;
 
   const BackwardParams& p;
   ScoreTileShared<T>& s;
@@ -40,7 +40,7 @@ struct ScoreTile {
         lane(threadIdx.x % 32),
         key0((T.shared_p() ? 0 : index * 64) + threadIdx.x % 128 / 32 * 16 + lane / 4),
         first_query(T.shared_p() ? index * kQueries : 0) {
-    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+    if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
     if (threadIdx.x == 0) {
       for (u64& full : s.full) mbarrier_init(&full, 1);
       for (u64& empty : s.empty) mbarrier_init(&empty, T.score_threads() / 32);
@@ -115,7 +115,7 @@ struct ScoreTile {
     const auto band = band_of<T>(p, sequence);
     const float* const lse_delta = p.lse_delta + m_block_at(p, sequence, at.head, at.m_block) * (2 * T.tile_m);
     u32 keep_mask[(kQueries + 63) / 64] = {};
-    if constexpr (T.dropout) {
+    if constexpr (T.options.dropout) {
 #pragma unroll
       for (int n = 0; n < kQueries; n += 64)
         keep_mask[n / 64] =
@@ -132,7 +132,7 @@ struct ScoreTile {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.empty[made.index]);
     made.advance();
-    if constexpr (T.softcap) apply_softcap<false>(scores, p);
+    if constexpr (T.options.softcap) apply_softcap<false>(scores, p);
 #pragma unroll
     for (int r = 0; r < kScores; ++r) {
       const int query = at.m_block * T.tile_m + query_of(r), key = at.key_block * T.cta_keys() + key_of(r);

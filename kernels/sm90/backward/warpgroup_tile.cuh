@@ -13,7 +13,7 @@
 
 // True if a warpgroup needs the head and sequence of an iteration.
 template <Sm90BackwardConfig T>
-constexpr bool kKnowsHead = T.has_score_mod() || T.dropout;
+constexpr bool kKnowsHead = T.has_score_mod() || T.options.dropout;
 
 // Constants of all tiles: the indices of the warpgroup and of the thread.
 template <Sm90BackwardConfig T>
@@ -31,7 +31,7 @@ struct WarpgroupThread {
         index(warpgroup),
         rank(cta_rank<T>()),
         own_keys(T.shared_p() ? 0 : index * 64 * 128) {
-    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+    if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
   }
   TANDEM_DEVICE u32 own_columns(int columns) const {
     const int first = T.shared_p() ? index * columns : 0;
@@ -64,7 +64,7 @@ struct WarpgroupSteps {
     if (spt<T>() && warp_uniform(tile.diagonal)) m_block = m_begin_, next_ = 1;
     head = first_head_;
     count = heads_ * (m_end_ - m_begin_);
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       count = warp_uniform(listed_.left), m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
     } else if constexpr (T.m_split) {
       const MBlockIterator<T> part(p, tile);
@@ -73,12 +73,12 @@ struct WarpgroupSteps {
     }
   }
   TANDEM_DEVICE void advance() {
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       listed_.advance();
       m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
     } else if constexpr (spt<T>()) {  // and the key head has one query head
       m_block += next_;
-    } else if constexpr (T.bounded_left) {
+    } else if constexpr (T.options.bounded_left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == first_head_ + heads_) head = first_head_, --m_block;
@@ -111,14 +111,15 @@ struct WarpgroupTile {
         thread(of),
         cta_pair_n_block(tile_idx),
         n_block(tile_idx * T.ctas() + of.rank),
-        sequence(sequence_coords<T>(params, T.varlen || kKnowsHead<T> ? warp_uniform(shared.tile.sequence) : 0)),
+        sequence(
+            sequence_coords<T>(params, T.options.varlen || kKnowsHead<T> ? warp_uniform(shared.tile.sequence) : 0)),
         band(band_of<T>(params, sequence)),
         first_query(T.shared_p() ? of.index * T.score_queries() : 0) {
     const int last_key = (n_block + 1) * T.cta_keys() - 1;
     const QueryRange unmasked = band.unmasked_queries(n_block * T.cta_keys(), last_key);
-    unmasked_begin = T.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
+    unmasked_begin = T.options.bounded_right ? (max(0, unmasked.begin) + T.tile_m - 1) / T.tile_m : 0;
     if (last_key >= sequence.k_len) unmasked_begin = 1 << 30;
-    unmasked_end = T.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
+    unmasked_end = T.options.bounded_left ? unmasked.end / T.tile_m : 1 << 30;
     key0 = n_block * T.cta_keys() + (T.shared_p() ? 0 : of.index * 64) + of.warp * 16 + of.lane / 4;
   }
 
@@ -145,7 +146,7 @@ struct WarpgroupTile {
     return range;
   }
   TANDEM_DEVICE bool is_masked(int m_block) const {
-    return warp_any(m_block < unmasked_begin || (T.bounded_left && m_block >= unmasked_end));
+    return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
 
   // Called by all MMA warpgroups together.

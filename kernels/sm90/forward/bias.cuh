@@ -12,13 +12,13 @@
 template <Sm90ForwardConfig T>
 struct BiasSteps {
   NBlockRange own{0, 0, 0, 0};
-  bool begun = !T.block_mask;
+  bool begun = !T.options.block_mask;
 
   BiasSteps() = default;
   TANDEM_DEVICE BiasSteps(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all, int warpgroup) {
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64;
     if (warpgroup >= T.warpgroups || first_row >= tile.q_rows << log2_of(p.pack_gqa)) return;
-    own = T.bounded_left || T.bounded_right ? own_n_blocks<T>(p, tile, all, first_row) : all;
+    own = T.options.bounded_left || T.options.bounded_right ? own_n_blocks<T>(p, tile, all, first_row) : all;
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= own.begin && n_block < own.end; }
   // Block mask: from the first iteration on in which some row takes part. last: no further iteration.
@@ -36,11 +36,11 @@ struct BiasPlace {
 // A warp that copies the bias by cp.async.
 template <Sm90ForwardConfig T>
 struct BiasLoader {
-  using Tile = BiasTile<T.bias, 64, T.tile_n, 32, BiasPlace<T>>;
+  using Tile = BiasTile<T.options.bias, 64, T.tile_n, 32, BiasPlace<T>>;
 
   const ForwardParams& p;
   SharedStorage<T>& s;
-  const BiasLayout<T.bias> bias;
+  const BiasLayout<T.options.bias> bias;
   u32 parities = 0;  // next n_block's, one bit per warpgroup
   BiasUnderWay under_way;
 
@@ -51,8 +51,8 @@ struct BiasLoader {
     // opaque(): derived values are not worth registers.
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64, first_column = opaque(n_block * T.tile_n);
     const int shift = log2_of(p.pack_gqa);
-    const BiasRows<T.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
-                                (tile.q_len << shift) - first_row, shift};
+    const BiasRows<T.options.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
+                                        (tile.q_len << shift) - first_row, shift};
     const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
     u64* const full = &s.bias.full[warpgroup];
     if (warp_any(under_way.full == full)) under_way.tell();  // else the buffer never becomes empty
@@ -126,7 +126,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, SharedStorage<T>& s, int wa
       for (int i = 0; i < kEach; ++i)
         if (warp_any(takers >> i & 1)) loader.load(tile, warp + i * T.kBiasWarps, n_block);
     };
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       const int* next_step = steps_of<T>(p, tile);
       int left = *next_step;
       next_step += kListHeader;
@@ -151,18 +151,20 @@ struct BiasFragments {
   const char* own = nullptr;
 
   TANDEM_DEVICE explicit BiasFragments(const Warpgroup<T>& w) {
-    if constexpr (T.bias != Bias::none)
-      own = w.s.bias.rows[w.index] + (w.warp * 16 + w.lane / 4) * T.bias_pitch() + 2 * (w.lane & 3) * bytes_of(T.bias);
+    if constexpr (T.options.bias != Bias::none)
+      own = w.s.bias.rows[w.index] + (w.warp * 16 + w.lane / 4) * T.bias_pitch() +
+            2 * (w.lane & 3) * bytes_of(T.options.bias);
   }
   // Loads registers r and r + 1.
   TANDEM_DEVICE void load(int r, BiasValue<T> (&to)[2]) const {
-    const char* const from = own + 8 * row_of(r) * T.bias_pitch() + column_of(r) * bytes_of(T.bias);
-    if constexpr (T.bias == Bias::f32) {
+    const char* const from = own + 8 * row_of(r) * T.bias_pitch() + column_of(r) * bytes_of(T.options.bias);
+    if constexpr (T.options.bias == Bias::f32) {
       const float2 pair = *reinterpret_cast<const float2*>(from);
       to[0] = pair.x, to[1] = pair.y;
-    } else if constexpr (T.bias == Bias::element) {
+    } else if constexpr (T.options.bias == Bias::element) {
       const u32 pair = *reinterpret_cast<const u32*>(from);
-      to[0] = to_float<T.f16>(static_cast<u16>(pair)), to[1] = to_float<T.f16>(static_cast<u16>(pair >> 16));
+      to[0] = to_float<T.options.f16>(static_cast<u16>(pair)),
+      to[1] = to_float<T.options.f16>(static_cast<u16>(pair >> 16));
     } else {
       const u16 pair = *reinterpret_cast<const u16*>(from);
       to[0] = (pair & 0xff) != 0, to[1] = pair >> 8 != 0;

@@ -32,7 +32,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
     const bool no_rows = warp_any(rows.rows_left() <= 0);  // the sequence ended in earlier warpgroups
     const int visible_end = no_rows ? at.all.begin : at.own.end;
     int n_block = at.all.end - 1;
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       const int* const list = steps_of<T>(rows.p, rows.tile());
       const int steps = *list, first = list[kListHeader];
       at.ahead = list[kListHeader + 1];
@@ -64,19 +64,19 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
     float scores[T.tile_n / 2], out[T.head_dim_v / 2], inverse[2];
     u32 probabilities[T.tile_n / 4], keep_mask[kKeepMaskWords<T>], shown[kShownNumbers<T>];
     HeldRow<T> held[2];
-    if constexpr (T.score_mod) {
+    if constexpr (T.options.score_mod) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) held[i] = hold_row<T>(p, rows.tile(), rows.own_row(i));
     }
     const Fragments<T> fragments{queries, scores, out, probabilities, keep_mask, shown, held, constants};
-    FragmentSoftmax<T.f16> softmax;
+    FragmentSoftmax<T.options.f16> softmax;
 #pragma unroll
     for (int i = 0; i < T.head_dim_v / 2; ++i) out[i] = 0;
     mainloop_first(fragments, w, rows, at, n_block, softmax);
     mainloop(fragments, w, rows, at, n_block, softmax);
     finish(fragments, inverse, w, rows, softmax);
 
-    if constexpr (T.bounded_left && !T.block_mask) {
+    if constexpr (T.options.bounded_left && !T.options.block_mask) {
 #pragma unroll 1
       for (; warp_any(n_block >= at.all.begin); --n_block) w.skip_n_block(rows.tile(), at.all, n_block);
     }

@@ -5,7 +5,7 @@
 // The PV product of the last iteration. Meanwhile the sums are reduced to the factor of the result.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<T>& w, const WorkRows<T>& rows,
-                          FragmentSoftmax<T.f16>& softmax) {
+                          FragmentSoftmax<T.options.f16>& softmax) {
   const ForwardParams& p = rows.p;
   if (!T.q_in_registers()) w.release_q();
   w.wait_v();
@@ -21,7 +21,7 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
     const Row row = rows.own_row(i);
     const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i], rows.work.index);
     inverse[i] = end.inverse;
-    if constexpr (T.dropout) inverse[i] *= p.dropout.scale;
+    if constexpr (T.options.dropout) inverse[i] *= p.dropout.scale;
     if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.result_tile(), row, end.lse);
   }
   wgmma_wait<0>();

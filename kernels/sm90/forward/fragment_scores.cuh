@@ -21,12 +21,12 @@ template <Sm90ForwardConfig T>
 TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const FragmentPlace& at, const HeldRow<T> (&held)[2],
                                    const BiasFragments<T>& bias, float by) {
   const ForwardParams& p = at.p;
-  if constexpr (T.softcap) apply_softcap<false>(s, p);
-  const ScoreMod<T, T.score_mod> mods[2] = {{p, at.t, at.rows[0], held[0]}, {p, at.t, at.rows[1], held[1]}};
+  if constexpr (T.options.softcap) apply_softcap<false>(s, p);
+  const ScoreMod<T, T.options.score_mod> mods[2] = {{p, at.t, at.rows[0], held[0]}, {p, at.t, at.rows[1], held[1]}};
 #pragma unroll
   for (int r = 0; r < T.tile_n / 2; r += 2) {
     BiasValue<T> of_bias[2] = {};
-    if constexpr (T.bias != Bias::none) bias.load(r, of_bias);
+    if constexpr (T.options.bias != Bias::none) bias.load(r, of_bias);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       if constexpr (T.has_score_mod()) {
@@ -129,7 +129,7 @@ TANDEM_DEVICE void apply_mask(float (&s)[n], const ForwardParams& p, const TileC
 #pragma unroll
   for (int r = 0; r < n; ++r) {
     const int i = row_of(r), column = column0 + column_of(r);
-    if (T.bounded_left ? static_cast<u32>(column - keys[i].begin) >= count[i] : column >= keys[i].end)
+    if (T.options.bounded_left ? static_cast<u32>(column - keys[i].begin) >= count[i] : column >= keys[i].end)
       s[r] = -kInfinity;
   }
 }

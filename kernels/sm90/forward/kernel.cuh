@@ -45,9 +45,9 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
     for (Sm90Work& work : s.work_tiles) work.overflowed = 0;
     for (int i = 0; i < T.warpgroups; ++i) {
       mbarrier_init(&s.q_full[i], 1);
-      mbarrier_init(&s.q_empty[i], 4 + (T.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one per warp
+      mbarrier_init(&s.q_empty[i], 4 + (T.options.bias != Bias::none && i == 0 ? T.kBiasWarps : 0));  // one per warp
     }
-    if constexpr (T.bias != Bias::none) {
+    if constexpr (T.options.bias != Bias::none) {
       for (u64& full : s.bias.full) mbarrier_init(&full, T.bias_ctas > 0 ? 1 : 32);
       for (u64& empty : s.bias.empty) mbarrier_init(&empty, 128);
       if constexpr (T.bias_ctas > 1)
@@ -73,7 +73,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   if (warpgroup == 0) {
     setmaxnreg_dec<T.load_registers()>();
     if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
-    if constexpr (T.bias != Bias::none) {
+    if constexpr (T.options.bias != Bias::none) {
       const int warp = warp_uniform(threadIdx.x / 32);
       if (warp > 0 && warp <= T.kBiasWarps) load_bias<T>(p, s, warp - 1);
     }

@@ -19,8 +19,8 @@ struct WorkTiles {
       : p(params),
         s(shared),
         pack_shift(log2_of(params.pack_gqa)),
-        listed(T.varlen ? params.counter[1] : 0),
-        count(T.varlen ? listed * (params.heads_q >> pack_shift) * splits(params) : params.tiles) {}
+        listed(T.options.varlen ? params.counter[1] : 0),
+        count(T.options.varlen ? listed * (params.heads_q >> pack_shift) * splits(params) : params.tiles) {}
 
   static TANDEM_DEVICE int splits(const ForwardParams& p) { return T.split_keys ? p.split.count : 1; }
   TANDEM_DEVICE const Sm90Work& last(u32 tile_idx) const { return s.work_tiles[(tile_idx - 1) % kSlots]; }
@@ -113,7 +113,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
     if (idle && !more) break;
     if (more && T.q_in_registers()) tiles.load_q(tile_idx);
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
 #pragma unroll 1
       for (; steps > 0; --steps) load_step();
     } else {
@@ -134,9 +134,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     const Sm90Work& work = tiles.last(tile_idx);
     const TileCoords tile = work.tile<T>(p);
     [[maybe_unused]] const NBlockRange n_blocks =
-        T.block_mask ? NBlockRange() : in_split<T>(p, n_block_range<T>(p, tile), work.index);
+        T.options.block_mask ? NBlockRange() : in_split<T>(p, n_block_range<T>(p, tile), work.index);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);
       steps = *next_step;
       next_step += kListHeader;
@@ -147,7 +147,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     load_k(n_block);
     if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
     if (!T.q_in_registers()) tiles.load_q(tile_idx);
-    if constexpr (T.block_mask) {
+    if constexpr (T.options.block_mask) {
       load_step();
       --steps;
     } else {

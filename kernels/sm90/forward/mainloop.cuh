@@ -6,7 +6,7 @@
 // The first iteration of a tile, with its last n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mainloop_first(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows,
-                                  const NBlockSteps<T>& at, int n_block, FragmentSoftmax<T.f16>& softmax) {
+                                  const NBlockSteps<T>& at, int n_block, FragmentSoftmax<T.options.f16>& softmax) {
   const ScoreConstants<T>& constants = f.constants;
   w.wait_k();
   if (T.pingpong) tma_store_wait_read();  // last result; the pingpong order publishes this
@@ -30,14 +30,14 @@ TANDEM_DEVICE void mainloop_first(const Fragments<T>& f, Warpgroup<T>& w, const 
 // The remaining iterations, each with the PV product of the preceding one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRows<T>& rows, NBlockSteps<T>& at,
-                            int& n_block, FragmentSoftmax<T.f16>& softmax) {
+                            int& n_block, FragmentSoftmax<T.options.f16>& softmax) {
   const ScoreConstants<T>& constants = f.constants;
   const Sm90Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
   // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for that, and they are drawn
   // before the turn. With a block mask the n_block is known only later.
-  constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
+  constexpr bool kDrawsLate = T.options.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
   // strict_now() is evaluated after the products are issued. True: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
     if constexpr (kDrawsFirst) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
@@ -61,7 +61,7 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     fence_operand(f.scores);
     w.release_k();
     // The last factor of a softcap can be merged into the exponentials if no other code reads the scores.
-    constexpr bool kCapsLate = T.softcap && T.lazy_max() && !T.block_mask;
+    constexpr bool kCapsLate = T.options.softcap && T.lazy_max() && !T.options.block_mask;
     bool caps_late = false;
     if constexpr (kCapsLate) {
       const float bound = bound_of(f.scores);  // after the evaluation of `strict` ptxas would spill
@@ -91,16 +91,16 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     if constexpr (!kCapsLate) softmax.template exponentials<kUnder, kAll>(f.scores, scale_log2);
     pack_p(f);
   };
-  if constexpr (!T.block_mask) --n_block;
+  if constexpr (!T.options.block_mask) --n_block;
   // The first iteration without a mask may be the first in which a row sees a key.
   int strict_end = at.own.begin;
   if (!T.lazy_max() || !warp_any(work.strict))
-    strict_end = max(strict_end, T.bounded_right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
+    strict_end = max(strict_end, T.options.bounded_right ? at.own.unmasked_end - T.lazy_max() : n_block + 1);
   // One loop with a branch compiles faster than two loops. Only narrow results with short iterations use two, because
   // the branch costs 2 % there.
-  constexpr bool kMasked = T.bounded_left || T.bounded_right || T.block_mask,
-                 kTwoLoops = T.lazy_max() && T.bounded_right && !T.bounded_left && !T.block_mask &&
-                             T.head_dim_v <= 64 && T.tile_n <= 64;
+  constexpr bool kMasked = T.options.bounded_left || T.options.bounded_right || T.options.block_mask,
+                 kTwoLoops = T.lazy_max() && T.options.bounded_right && !T.options.bounded_left &&
+                             !T.options.block_mask && T.head_dim_v <= 64 && T.tile_n <= 64;
   auto is_strict = [&] {
     if (!T.lazy_max()) return true;
     return kMasked ? !kTwoLoops && warp_any(n_block >= strict_end) : warp_any(work.strict);
@@ -109,7 +109,7 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
 #pragma unroll 1
     for (; warp_any(n_block >= strict_end); --n_block) step(true, [] { return true; });
   }
-  if constexpr (T.block_mask) {
+  if constexpr (T.options.block_mask) {
 #pragma unroll 1
     while (warp_any(--at.steps > 0)) {
       step(true, [&] {

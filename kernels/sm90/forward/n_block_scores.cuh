@@ -15,12 +15,12 @@ struct ScoreConstants {
   Dropout dropout;
 
   TANDEM_DEVICE explicit ScoreConstants(const ForwardParams& p)
-      : scale_log2(T.score_mod         ? kLog2e
+      : scale_log2(T.options.score_mod ? kLog2e
                    : T.has_score_mod() ? 1.0f
                                        : p.scale_log2),
         threshold(kRescaleThreshold / scale_log2) {
-    if constexpr (T.bias != Bias::none) bias_factor = reciprocal(p.scale);
-    if constexpr (T.dropout) dropout = Dropout(p.dropout);
+    if constexpr (T.options.bias != Bias::none) bias_factor = reciprocal(p.scale);
+    if constexpr (T.options.dropout) dropout = Dropout(p.dropout);
   }
 };
 
@@ -54,7 +54,7 @@ TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, con
 // True if some rows of the warpgroup may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
-  return n_block >= at.own.unmasked_end || (T.bounded_left && n_block < at.own.unmasked_begin);
+  return n_block >= at.own.unmasked_end || (T.options.bounded_left && n_block < at.own.unmasked_begin);
 }
 
 // Applies score options and masks. masked: some rows may not see some of the keys.
@@ -63,7 +63,7 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
                                 const NBlockSteps<T>& at, int n_block, bool masked) {
   const ForwardParams& p = rows.p;
   const int column0 = n_block * T.tile_n + 2 * (w.lane & 3);
-  if constexpr (T.has_score_mod() || T.bias != Bias::none) {
+  if constexpr (T.has_score_mod() || T.options.bias != Bias::none) {
     w.wait_bias();
     apply_score_mod<T>(f.scores, {p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0}, f.held,
                        BiasFragments<T>(w), f.constants.bias_factor);
@@ -71,7 +71,7 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
   }
   if (masked && warp_any(hides<T>(at, n_block)))
     apply_mask<T>(f.scores, p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0);
-  if constexpr (T.block_mask)
+  if constexpr (T.options.block_mask)
     apply_block_mask<T>(f.scores, f.shown, {p, rows.tile(), {rows.own_row(0), rows.own_row(1)}, column0}, rows.w.mask(),
                         at.state, at.steps);
 }
@@ -79,7 +79,7 @@ TANDEM_DEVICE void mod_and_mask(const Fragments<T>& f, Warpgroup<T>& w, const Wo
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void draw_dropout_mask(u32 (&keep_mask)[kKeepMaskWords<T>], const Dropout& dropout,
                                      const WorkRows<T>& rows, int n_block) {
-  if constexpr (T.dropout) {
+  if constexpr (T.options.dropout) {
     const int lane = rows.w.lane;
     const Row row = rows.own_row(lane >> 1 & 1);
     const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
@@ -92,7 +92,7 @@ TANDEM_DEVICE void draw_dropout_mask(u32 (&keep_mask)[kKeepMaskWords<T>], const 
 
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void pack_p(const Fragments<T>& f) {
-  if constexpr (T.dropout) {
+  if constexpr (T.options.dropout) {
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; ++r)
       f.scores[r] = keep_or_times_zero(f.keep_mask[r / kKeepGroup], Dropout::bit_in_rows(r % kKeepGroup), f.scores[r]);

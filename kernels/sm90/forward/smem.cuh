@@ -11,7 +11,7 @@ struct Sm90Work : WorkTile {
   // Dense tiles read only values that the parameters lack, because the reads delay the start of every tile.
   template <Sm90ForwardConfig T>
   TANDEM_DEVICE TileCoords tile(const ForwardParams& p) const {
-    if constexpr (T.varlen) return coords;
+    if constexpr (T.options.varlen) return coords;
     return {coords.m_block, coords.head, coords.batch, coords.batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
   }
 };
@@ -32,7 +32,7 @@ struct MaskShared<T, true> {
 // A bias, 64 rows per warpgroup. Arrivals: full: every thread of the copying warp, or 1 and the bytes of TMA. empty:
 // every thread of the warpgroup, because racecheck does not follow one arrival after __syncwarp. all_empty: one per CTA
 // that shares it.
-template <Sm90ForwardConfig T, bool = T.bias != Bias::none>
+template <Sm90ForwardConfig T, bool = T.options.bias != Bias::none>
 struct BiasShared {};
 template <Sm90ForwardConfig T>
 struct BiasShared<T, true> {

@@ -27,8 +27,8 @@ TANDEM_DEVICE void zero_rows(u16* values, int begin, int thread) {
 // The state of an MMA warpgroup: its rings, its turn on the tensor core, its products.
 template <Sm90ForwardConfig T>
 struct Warpgroup {
-  using QkMma = Wgmma<T.f16, T.tile_n>;
-  using PvMma = Wgmma<T.f16, T.head_dim_v>;
+  using QkMma = Wgmma<T.options.f16, T.tile_n>;
+  using PvMma = Wgmma<T.options.f16, T.head_dim_v>;
   using QFragments = u32[T.q_in_registers() ? T.head_dim / 16 : 1][4];
   // Named barriers: one per warpgroup, at most four; kComputeSync: a single one.
   static constexpr int kPingpong = 1, kComputeSync = 5, kWarpgroupSync = 8, kOSmem = 12;
@@ -87,10 +87,10 @@ struct Warpgroup {
     }
   }
   TANDEM_DEVICE void wait_bias() const {
-    if constexpr (T.bias != Bias::none) mbarrier_wait(&s.bias.full[index], bias_parity);
+    if constexpr (T.options.bias != Bias::none) mbarrier_wait(&s.bias.full[index], bias_parity);
   }
   TANDEM_DEVICE void release_bias() {
-    if constexpr (T.bias != Bias::none) {
+    if constexpr (T.options.bias != Bias::none) {
       // Generic reads and TMA's next writes are of different proxies: without the fence a read could come after the
       // write.
       if constexpr (T.bias_ctas > 0) fence_proxy_async();
@@ -117,7 +117,7 @@ struct Warpgroup {
   // iteration. All warpgroups do it together, even if they do not need it: one that skipped the barrier could arrive
   // for its next tile.
   TANDEM_DEVICE void zero_v_tail(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) const {
-    if constexpr (T.varlen) {
+    if constexpr (T.options.varlen) {
       const int left = tile.k_len - n_block * T.tile_n;
       if (warp_any(n_block == n_blocks.end - 1 && left < T.tile_n)) {
         wait_v();
@@ -223,7 +223,7 @@ struct Warpgroup {
     asm volatile("" : "+r"(first_query));  // after the barrier all threads would wait for it
     fence_proxy_async();
     named_sync(kWarpgroupSync + index, 128);
-    if (T.varlen && left < 64) {
+    if (T.options.varlen && left < 64) {
       store_rows<T.o_smem_rows(), 2>(p, tile, own_out, {first_row, left, 0, p.head_dim_v});
     } else if (warp == 0 && elect_one()) {
       if (T.lazy_max() && again) tma_store_wait();  // waits for the invalid result's store

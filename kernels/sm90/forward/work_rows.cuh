@@ -9,7 +9,7 @@ template <Sm90ForwardConfig T>
 struct WorkRows {
   // Loaded when needed. If registers suffice it is loaded at the start of the tile, which is 2 % faster for short
   // tiles.
-  static constexpr bool kAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
+  static constexpr bool kAtOnce = !T.options.varlen && !T.options.block_mask && T.registers() > 160;
 
   const ForwardParams& p;
   const Warpgroup<T>& w;
@@ -34,7 +34,7 @@ struct WorkRows {
     return Row(p, tile(), row);
   }
   // True if row i of this thread is a query of the sequence. Unused rows have undefined values and must not count.
-  TANDEM_DEVICE bool is_used(int i) const { return !T.varlen || own_row(i).query < tile().q_len; }
+  TANDEM_DEVICE bool is_used(int i) const { return !T.options.varlen || own_row(i).query < tile().q_len; }
 };
 
 // The n_blocks of a tile that 64 rows see: at least one.
@@ -56,7 +56,8 @@ struct NBlockSteps {
 
   TANDEM_DEVICE explicit NBlockSteps(const WorkRows<T>& rows)
       : all(in_split<T>(rows.p, n_block_range<T>(rows.p, rows.tile()), rows.work.index)), own(all) {
-    if constexpr (T.bounded_left || T.bounded_right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
+    if constexpr (T.options.bounded_left || T.options.bounded_right)
+      own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
   // Block mask: the rest of the list, the number of iterations with this one, and the next two entries. shown: each row
@@ -78,6 +79,6 @@ struct NBlockSteps {
   // True if the current iteration hides nothing.
   TANDEM_DEVICE bool is_whole(int n_block) const {
     return state == BlockState::full && n_block < own.unmasked_end &&
-           (!T.bounded_left || n_block >= own.unmasked_begin);
+           (!T.options.bounded_left || n_block >= own.unmasked_begin);
   }
 };

@@ -50,8 +50,7 @@ bool set_one_cta_stages(Sm100BackwardConfig* config) {
 
 Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardTuning& tuning) {
   Sm100BackwardConfig t;
-  set_options(p, &t);
-  t.dropout = static_cast<bool>(p.dropout);
+  t.options = options_of(p);
   t.store_from_registers = stores_from_registers(p);
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p);

@@ -20,16 +20,17 @@ Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties&
   auto t = forward_options<Sm100ForwardConfig>(p);
   for (const Sm100TuningRow& c : kSm100TuningRows) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
-    const bool full = !t.bounded_left && !t.bounded_right && !t.varlen && !t.has_score_mod() && !t.block_mask;
+    const bool full = !t.options.bounded_left && !t.options.bounded_right && !t.options.varlen && !t.has_score_mod() &&
+                      !t.options.block_mask;
     t.two_cta = c.cluster == Cluster::two_cta ||
                 (c.cluster == Cluster::two_cta_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
     // CLC launches one CTA per tile, which sm_limit forbids.
-    t.clc = t.two_cta && (t.bounded_left || t.bounded_right || t.varlen) && p.sm_limit == 0;
+    t.clc = t.two_cta && (t.options.bounded_left || t.options.bounded_right || t.options.varlen) && p.sm_limit == 0;
     const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
-    if (t.has_score_mod() || t.dropout || fast_exponentials) {
+    if (t.has_score_mod() || t.options.dropout || fast_exponentials) {
       t.ex2_emu_pairs = 0;
     } else {
-      const bool few = t.bounded_left || t.block_mask;  // few scores in registers at once
+      const bool few = t.options.bounded_left || t.options.block_mask;  // few scores in registers at once
       t.ex2_emu_pairs = !t.lazy_max() ? c.ex2_emu_pairs_strict
                         : t.two_cta   ? c.ex2_emu_pairs_two_cta
                         : few         ? c.ex2_emu_pairs_window

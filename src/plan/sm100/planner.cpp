@@ -27,7 +27,7 @@ class Sm100Planner final : public ArchPlanner {
     schedule->tile = select_sm100_backward(p, tuning.sm100.backward);
     schedule->m_splits = 1;
   }
-  void set_ds_chunks(const Problem&, const Tuning&, BackwardSchedule*) const override {}
+  void set_ds_chunks(const Problem&, BackwardSchedule*) const override {}
   const BackwardOrderTuning& backward_order(const Tuning& tuning) const override { return tuning.sm100.backward.order; }
 
   std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const override {

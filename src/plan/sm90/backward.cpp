@@ -49,25 +49,29 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
 // decide for batch_invariant, because the bits differ.
 bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
-  if (t.bias != Bias::none || t.score_mod || t.mask_mod || t.dropout || (t.softcap && t.alibi)) return false;
-  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.varlen || t.block_mask || t.bounded_left) return false;
-  if (!t.bounded_right) return true;
+  if (t.options.bias != Bias::none || t.options.score_mod || t.options.mask_mod || t.options.dropout ||
+      (t.options.softcap && t.options.alibi))
+    return false;
+  if (p.seqlen_k == 0 || p.seqlen_k > t.cta_keys() || t.options.varlen || t.options.block_mask ||
+      t.options.bounded_left)
+    return false;
+  if (!t.options.bounded_right) return true;
   const bool is_known = !p.diagonal_offsets && p.diagonal_offset == 0;
   return is_known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
 
 // True if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks of a
 // mask. For batch_invariant a sequence must have the same bits dense and packed.
-bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
-  if (config.single_n_block || config.varlen || config.block_mask || p.batch_invariant) return false;
-  if (p.total_q == 0 || p.heads_q == 0 || p.seqlen_k <= config.cta_keys()) return false;
-  return choose_ds_chunks(p, config, tuning).heads > 0;
+bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config) {
+  if (config.single_n_block || config.options.varlen || config.options.block_mask || p.batch_invariant) return false;
+  return p.total_q > 0 && p.heads_q > 0 && p.seqlen_k > config.cta_keys();
 }
 
 // Warpgroups with separate keys, if the sums of dk and dv leave registers for the scores of half an iteration. Dropout,
 // a bias and expressions need more registers than that.
 bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
-  return config.bias == Bias::none && !config.dropout && !config.score_mod && !config.mask_mod &&
+  return config.options.bias == Bias::none && !config.options.dropout && !config.options.score_mod &&
+         !config.options.mask_mod &&
          round_up(p.head_dim, 64) + round_up(p.head_dim_v, 64) <= Sm90BackwardConfig::kMaxQSubtileDims;
 }
 
@@ -80,8 +84,9 @@ void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* con
   config->head_dim_v = static_cast<int>(head_dim_v);
 }
 
-// Tries a schedule of wide heads; false if it does not serve the problem.
-bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
+// Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem it also sets the chunk.
+bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
+                  DsChunk* chunk) {
   if (tuning.schedule && *tuning.schedule != schedule) return false;
   Sm90BackwardConfig t = *config;
   t.schedule = schedule;
@@ -89,10 +94,10 @@ bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning&
   switch (schedule) {
     case Schedule::ds_gmem_sub_m:
       set_head_dims(blocks, blocks_v, &t);
-      if (!may_use_ds_gmem_sub_m(p, t) || !may_use_ds_gmem(p, t, tuning)) return false;
+      if (!may_use_ds_gmem_sub_m(p, t) || !may_use_ds_gmem(p, t)) return false;
       break;
     case Schedule::ds_gmem:
-      if (!may_use_ds_gmem(p, t, tuning)) return false;
+      if (!may_use_ds_gmem(p, t)) return false;
       break;
     case Schedule::warpgroup_roles:
       // Up to 192 one warpgroup has registers for dk, one for dv, and shared memory has space for dq.
@@ -107,42 +112,44 @@ bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning&
       break;
     default: break;
   }
+  if (t.ds_gmem()) {
+    *chunk = choose_ds_chunk(p, t, tuning);
+    if (chunk->heads == 0) return false;
+  }
   *config = t;
   return true;
 }
 
 // The first schedule that serves the problem; shared_p serves all.
-void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
+void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
+                          DsChunk* chunk) {
   for (const Schedule schedule :
        {Schedule::ds_gmem_sub_m, Schedule::warpgroup_roles, Schedule::ds_gmem, Schedule::cluster2}) {
-    if (try_schedule(p, schedule, tuning, config)) return;
+    if (try_schedule(p, schedule, tuning, config, chunk)) return;
   }
 }
 
 // The number of tiles that the query heads of a group are divided into, with split_q_heads.
-int count_head_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
-  return static_cast<int>(p.group() / (config.ds_gmem() ? choose_ds_chunks(p, config, tuning).tile_heads : 1));
-}
+int count_head_splits(const Problem& p, const DsChunk& chunk) { return static_cast<int>(p.group() / chunk.tile_heads); }
 
-Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning) {
+Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning, DsChunk* chunk) {
   Sm90BackwardConfig t;
   set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
   const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;
   if (is_wide) t.schedule = Schedule::shared_p;
-  set_options(p, &t);
-  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
-  t.dropout = static_cast<bool>(p.dropout);
+  t.options = options_of(p);
+  t.options.scale_outside_exp2 = t.options.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
   t.single_n_block = has_single_n_block(p, t);
   // Packed queries may have rows beyond the longest length, whose dq must be zero.
   t.short_q =
       p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block && choose_m_splits(p, t, tuning) == 1;
   // Short MMAs gain from more queries per iteration, where registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !t.short_q) t.tile_m = 128;
-  if (is_wide) select_wide_schedule(p, tuning, &t);
+  if (is_wide) select_wide_schedule(p, tuning, &t, chunk);
   t.m_split = choose_m_splits(p, t, tuning) > 1;
   t.spt = !t.single_n_block && !t.ds_gmem() && uses_spt(p, t, tuning);
   t.split_q_heads = (t.spt || t.ds_gmem()) && p.group() > 1;
-  if (t.split_q_heads) t.m_split = count_head_splits(p, t, tuning) > 1;
+  if (t.split_q_heads) t.m_split = count_head_splits(p, *chunk) > 1;
   t.store_from_registers = stores_from_registers(p) && !t.m_split;
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p) && !t.shared_p();
@@ -155,31 +162,25 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
 }  // namespace
 
 void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
-  const Sm90BackwardConfig config = select_config(p, tuning);
+  const Sm90BackwardConfig config = select_config(p, tuning, &schedule->chunk);
   schedule->tile = config;
-  schedule->m_splits = config.split_q_heads ? count_head_splits(p, config, tuning)
+  schedule->m_splits = config.split_q_heads ? count_head_splits(p, schedule->chunk)
                        : config.m_split     ? choose_m_splits(p, config, tuning)
                                             : 1;
 }
 
-void set_sm90_ds_chunks(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
+void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {
   BackwardSchedule& t = *schedule;
   const Sm90BackwardConfig& config = t.tile.for_hopper();
-  DsChunks chunks = choose_ds_chunks(p, config, tuning);
   // Without dq no dS is stored, and all tiles are one chunk.
-  if (!p.dq) chunks = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks, .tile_heads = chunks.tile_heads};
-  t.chunk_heads = static_cast<int>(chunks.heads);
-  t.chunk_n_blocks = static_cast<int>(chunks.n_blocks);
-  t.ds_row_stride = static_cast<int>(chunks.row_n_blocks);
-  t.pack_triangle = chunks.pack_triangle;
-  t.ds_chunks = chunks.count(p.batch * p.heads_q, t.n_blocks);
-  t.ds_chunk_bytes = chunks.bytes;
-  const int64_t heads = chunks.heads / chunks.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
-  t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * chunks.n_blocks * parts));
+  if (!p.dq) t.chunk = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks, .tile_heads = t.chunk.tile_heads};
+  t.ds_chunks = ceil_div(p.batch * p.heads_q, t.chunk.heads) * ceil_div(t.n_blocks, t.chunk.n_blocks);
+  const int64_t heads = t.chunk.heads / t.chunk.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
+  t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * t.chunk.n_blocks * parts));
   if (!p.dq) return;
-  t.dq_ctas = count_dq_ctas(chunks, t.sequence_m_blocks, config);
+  t.dq_ctas = count_dq_ctas(t.chunk, t.sequence_m_blocks, config);
   t.dq_smem_bytes = config.dq_smem_bytes();
-  t.accumulates_dq = count_dq_accums(t.n_blocks, t.ds_row_stride, config) > 1;
+  t.accumulates_dq = count_dq_accums(t.n_blocks, t.chunk.row_n_blocks, config) > 1;
 }
 
 }  // namespace tandem::plan

@@ -7,8 +7,9 @@
 
 namespace tandem::plan {
 
-// Sets the kernel and m_splits.
+// Sets the kernel, m_splits and, for a kernel with ds_gmem, the chunk.
 void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule);
-void set_sm90_ds_chunks(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule);
+// Sets the members that follow from the chunk.
+void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule);
 
 }  // namespace tandem::plan

@@ -17,74 +17,70 @@ int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has
 }
 
 // Sets the row length of dS, and returns the number of rows per head.
-int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, DsChunks* chunks) {
-  const int64_t n_blocks = chunks->n_blocks;
-  if (config.bounded_left) {
+int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, DsChunk* chunk) {
+  const int64_t n_blocks = chunk->n_blocks;
+  if (config.options.bounded_left) {
     if (p.window_right != TANDEM_UNBOUNDED) {
       const int64_t visible = std::min(p.window_left + p.window_right, p.seqlen_k);  // one bound may be negative
-      chunks->row_n_blocks = std::min(n_blocks, ceil_div(visible + config.tile_m, config.cta_keys()) + 1);
+      chunk->row_n_blocks = std::min(n_blocks, ceil_div(visible + config.tile_m, config.cta_keys()) + 1);
     }
     return m_blocks;
   }
-  if (!config.bounded_right || p.diagonal_offsets) return m_blocks;
+  if (!config.options.bounded_right || p.diagonal_offsets) return m_blocks;
   // Row m and the m-th last row together see a constant number of keys, so that both fit in one row of dS.
   const int64_t offset = p.window_right + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0) + p.diagonal_offset;
   const int64_t visible = (m_blocks + 1) * config.tile_m + 2 * std::clamp<int64_t>(offset, 0, p.seqlen_k);
   const int64_t both = std::min(2 * n_blocks, (visible - 2) / config.cta_keys() + 2);
-  chunks->pack_triangle = (m_blocks - m_blocks / 2) * both < m_blocks * n_blocks;
-  if (!chunks->pack_triangle) return m_blocks;
-  chunks->row_n_blocks = both;
+  chunk->pack_triangle = (m_blocks - m_blocks / 2) * both < m_blocks * n_blocks;
+  if (!chunk->pack_triangle) return m_blocks;
+  chunk->row_n_blocks = both;
   return m_blocks - m_blocks / 2;
 }
 
 }  // namespace
 
-int64_t DsChunks::count(int64_t all_heads, int64_t all_n_blocks) const {
-  return ceil_div(all_heads, heads) * ceil_div(all_n_blocks, n_blocks);
-}
-
 int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config) {
-  return ceil_div(config.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
+  return ceil_div(config.options.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
 }
 
-int64_t count_dq_ctas(const DsChunks& chunks, int64_t m_blocks, const Sm90BackwardConfig& config) {
-  const int64_t accums = count_dq_accums(chunks.n_blocks, chunks.row_n_blocks, config);
-  return chunks.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * accums;
+int64_t count_dq_ctas(const DsChunk& chunk, int64_t m_blocks, const Sm90BackwardConfig& config) {
+  const int64_t accums = count_dq_accums(chunk.n_blocks, chunk.row_n_blocks, config);
+  return chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * accums;
 }
 
 // A chunk of a few hundred tiles fills the GPU and stays in the L2 cache if sequences are short. Only without a mask
 // one head may be divided, because its tiles are equal. The sums do not depend on the chunks. Two heads per tile halve
 // the traffic of dk and dv, which pays under a causal mask with short tiles.
-DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
+DsChunk choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats =
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t most =
       std::max(tuning.ds_bytes_per_gradient * floats, tuning.ds_chunk_tiles * block_bytes) / block_bytes;
-  const bool has_mask = config.bounded_left || config.bounded_right;
-  DsChunks chunks;
-  chunks.n_blocks = chunks.row_n_blocks = n_blocks;
-  const int64_t rows = set_rows(p, config, m_blocks, &chunks), head_blocks = rows * chunks.row_n_blocks;
+  const bool has_mask = config.options.bounded_left || config.options.bounded_right;
+  DsChunk chunk;
+  chunk.n_blocks = chunk.row_n_blocks = n_blocks;
+  const int64_t rows = set_rows(p, config, m_blocks, &chunk), head_blocks = rows * chunk.row_n_blocks;
   if (head_blocks <= most) {
     const int64_t fitting = std::min(most / head_blocks, heads), wanted = ceil_div(tuning.ds_chunk_tiles, n_blocks);
-    chunks.heads = std::clamp(fitting, int64_t{1}, wanted);
-    const bool pairs_heads = p.group() % 2 == 0 && config.bounded_right && !config.bounded_left &&
+    chunk.heads = std::clamp(fitting, int64_t{1}, wanted);
+    const bool pairs_heads = p.group() % 2 == 0 && config.options.bounded_right && !config.options.bounded_left &&
                              m_blocks <= tuning.two_head_tile_max_m_blocks;
-    if (pairs_heads && round_up(wanted, 2) <= fitting) chunks.heads = round_up(wanted, 2), chunks.tile_heads = 2;
-    chunks.heads = round_up(even_chunk_heads(heads, n_blocks, chunks.heads, has_mask), chunks.tile_heads);
+    if (pairs_heads && round_up(wanted, 2) <= fitting) chunk.heads = round_up(wanted, 2), chunk.tile_heads = 2;
+    chunk.heads = round_up(even_chunk_heads(heads, n_blocks, chunk.heads, has_mask), chunk.tile_heads);
   } else if (!has_mask && most / m_blocks >= config.dq_sum_n_blocks()) {
     // A part of one head: whole sums of dq, in parts as equal as these allow.
-    chunks.heads = 1;
+    chunk.heads = 1;
     const int64_t accums = ceil_div(n_blocks, config.dq_sum_n_blocks());
     const int64_t most_accums = most / m_blocks / config.dq_sum_n_blocks();
-    chunks.n_blocks = chunks.row_n_blocks = ceil_div(accums, ceil_div(accums, most_accums)) * config.dq_sum_n_blocks();
+    chunk.n_blocks = chunk.row_n_blocks = ceil_div(accums, ceil_div(accums, most_accums)) * config.dq_sum_n_blocks();
   } else {
     return {};
   }
-  if (count_dq_ctas(chunks, m_blocks, config) > INT32_MAX) return {};
-  chunks.bytes = chunks.heads * rows * chunks.row_n_blocks * block_bytes;
-  return chunks;
+  if (count_dq_ctas(chunk, m_blocks, config) > INT32_MAX) return {};
+  chunk.bytes = chunk.heads * rows * chunk.row_n_blocks * block_bytes;
+  return chunk;
 }
 
 }  // namespace tandem::plan

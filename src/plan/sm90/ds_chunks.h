@@ -4,29 +4,19 @@
 #include <cstdint>
 
 #include "config/sm90_backward.h"
+#include "plan/backward_schedule.h"
 #include "plan/sm90/tuning.h"
 #include "problem/problem.h"
 
 namespace tandem::plan {
 
-// A chunk has `heads` query heads, counted over the batch, with all of their n_blocks, or `n_blocks` of one head.
-struct DsChunks {
-  int64_t heads = 0;  // 0: no division keeps dS within its budget
-  int64_t n_blocks = 0;
-  int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
-  int64_t bytes = 0;         // bytes of one chunk
-  int64_t tile_heads = 1;    // query heads of a group that one tile iterates over
-  bool pack_triangle = false;
-
-  int64_t count(int64_t all_heads, int64_t all_n_blocks) const;
-};
-
-DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
+// The division of dS; `heads` is 0 if none keeps dS within its budget.
+DsChunk choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
 
 // The most partial sums of dq that one m_block has over these n_blocks. With a window they begin at its first n_block.
 int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config);
 
 // CTAs of the kernel that computes dq of one chunk.
-int64_t count_dq_ctas(const DsChunks& chunks, int64_t m_blocks, const Sm90BackwardConfig& config);
+int64_t count_dq_ctas(const DsChunk& chunk, int64_t m_blocks, const Sm90BackwardConfig& config);
 
 }  // namespace tandem::plan

@@ -16,27 +16,28 @@ namespace {
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   Sm90ForwardConfig rest = t;
   const bool narrow = t.head_dim <= 64;
-  if (!t.dropout && !(narrow && ((t.softcap && (t.alibi || t.bounded_left)) || t.varlen || p.batch_invariant)))
-    rest.softcap = rest.alibi = false;
-  if (p.block_mask) rest.alibi = t.alibi;
-  const bool biased = t.bias != Bias::none;
-  if (biased && (t.dropout || t.has_score_mod())) return Scores::any;
+  if (!t.options.dropout && !(narrow && ((t.options.softcap && (t.options.alibi || t.options.bounded_left)) ||
+                                         t.options.varlen || p.batch_invariant)))
+    rest.options.softcap = rest.options.alibi = false;
+  if (p.block_mask) rest.options.alibi = t.options.alibi;
+  const bool biased = t.options.bias != Bias::none;
+  if (biased && (t.options.dropout || t.has_score_mod())) return Scores::any;
   if (!rest.has_score_mod()) {
-    if (t.dropout && t.bounded_left && narrow) return Scores::any;
-    return biased ? Scores::bias : t.softcap ? Scores::capped : Scores::plain;
+    if (t.options.dropout && t.options.bounded_left && narrow) return Scores::any;
+    return biased ? Scores::bias : t.options.softcap ? Scores::capped : Scores::plain;
   }
   rest = t;
-  rest.score_mod = false;
-  return !rest.has_score_mod() && !t.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
+  rest.options.score_mod = false;
+  return !rest.has_score_mod() && !t.options.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
 }
 
 // True if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
 bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
-  if (pack_gqa > 1 || p.seqlen_k == 0 || t.bias == Bias::none || t.bias == Bias::boolean || t.varlen || t.block_mask ||
-      t.score_mod || t.mask_mod)
+  if (pack_gqa > 1 || p.seqlen_k == 0 || t.options.bias == Bias::none || t.options.bias == Bias::boolean ||
+      t.options.varlen || t.options.block_mask || t.options.score_mod || t.options.mask_mod)
     return false;
   constexpr int64_t kFar = int64_t{1} << 40;
-  const int64_t element = bytes_of(t.bias);
+  const int64_t element = bytes_of(t.options.bias);
   const auto is_far = [&](int64_t stride) { return stride < 0 || stride >= kFar / element; };
   const int64_t *const shape = p.bias.shape, *const stride = p.bias.stride;
   for (int dim = 0; dim < 3; ++dim)
@@ -56,7 +57,8 @@ int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
 // must have equally many.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
-  const bool even = !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
+  const bool even =
+      !t.options.bounded_left && !t.options.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
   if (even) return kBiasCtas;
   return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
 }
@@ -65,7 +67,7 @@ int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa)
 // tiles of a head with an even number of tiles.
 int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
   const bool in_order =
-      t.bias_ctas == 1 && !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;
+      t.bias_ctas == 1 && !t.options.bounded_left && !t.options.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;
   return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
 }
 
@@ -77,11 +79,13 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
   auto t = forward_options<Sm90ForwardConfig>(p);
   int64_t rows = p.seqlen_q * pack_gqa;
   t.bias_ctas = choose_bias_ctas(p, t, pack_gqa);
-  t.scale_outside_exp2 = t.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
+  t.options.scale_outside_exp2 = t.options.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
   const Scores scores = scores_of(p, t);
   if (p.block_mask) {
     for (const Sm90TuningRow& c : kSm90BlockTuningRows) {
-      if (!c.matches({t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.bounded_left, t.bounded_right, scores})) continue;
+      if (!c.matches(
+              {t.head_dim, t.head_dim_v, rows, p.seqlen_k, t.options.bounded_left, t.options.bounded_right, scores}))
+        continue;
       t = c.applied_to(t);
       while (t.tile_n > kLeastBlockKeys && !fits_blocks(p, 1, t.tile_n)) t.tile_n /= 2;
       return t;
@@ -92,7 +96,8 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
   if (tuning.forward_row) rows = keys = INT64_MAX;
   for (const Sm90TuningRow& c : kSm90TuningRows) {
     if (tuning.forward_row && &c != &kSm90TuningRows[*tuning.forward_row]) continue;
-    if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.bounded_left, t.bounded_right, scores})) continue;
+    if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.options.bounded_left, t.options.bounded_right, scores}))
+      continue;
     t = c.applied_to(t);
     t.kv_ctas = choose_kv_ctas(p, t);
     return t;

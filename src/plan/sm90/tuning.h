@@ -140,7 +140,7 @@ constexpr bool fits(const Sm90ForwardConfig& t) {
 constexpr bool all_fit() {
   for (const Sm90TuningRow& c : kSm90TuningRows) {
     Sm90ForwardConfig t = tile_of(c, c.head_dim, c.head_dim_v);
-    if (c.matches(Scores::bias)) t.bias = Bias::f32, t.bias_ctas = kBiasCtas;
+    if (c.matches(Scores::bias)) t.options.bias = Bias::f32, t.bias_ctas = kBiasCtas;
     if (!fits(t) || !is_valid(t)) return false;
   }
   for (const Sm90TuningRow& c : kSm90BlockTuningRows) {

@@ -200,9 +200,9 @@ void expect_sound_ds_chunks(const Problem& p) {
   const Sm90BackwardConfig config = t.tile.for_hopper();
   EXPECT_FALSE(config.cluster2());
   EXPECT_TRUE(config.fits());
-  EXPECT_TRUE(t.chunk_heads == 1 || t.chunk_n_blocks == t.n_blocks);
+  EXPECT_TRUE(t.chunk.heads == 1 || t.chunk.n_blocks == t.n_blocks);
   EXPECT_EQ(t.ds_chunks,
-            plan::ceil_div(p.batch * p.heads_q, t.chunk_heads) * plan::ceil_div(t.n_blocks, t.chunk_n_blocks));
+            plan::ceil_div(p.batch * p.heads_q, t.chunk.heads) * plan::ceil_div(t.n_blocks, t.chunk.n_blocks));
   EXPECT_LE(t.grid, hopper().sm_count);
 
   // The main kernel and the kernel of dq run once per chunk.
@@ -218,8 +218,8 @@ void expect_sound_ds_chunks(const Problem& p) {
   const int64_t gradients =
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m;
-  EXPECT_EQ(bytes_of(plan, "workspace.ds"), static_cast<size_t>(t.ds_chunk_bytes));
-  EXPECT_LE(t.ds_chunk_bytes, std::max(tuning.ds_bytes_per_gradient * gradients, tuning.ds_chunk_tiles * block_bytes));
+  EXPECT_EQ(bytes_of(plan, "workspace.ds"), static_cast<size_t>(t.chunk.bytes));
+  EXPECT_LE(t.chunk.bytes, std::max(tuning.ds_bytes_per_gradient * gradients, tuning.ds_chunk_tiles * block_bytes));
   const auto dq_floats = static_cast<size_t>(p.batch * p.heads_q * p.seqlen_q * config.head_dim);
   EXPECT_EQ(bytes_of(plan, "workspace.dq_accum"), t.accumulates_dq ? sizeof(float) * dq_floats : 0);
 
@@ -227,8 +227,9 @@ void expect_sound_ds_chunks(const Problem& p) {
   for (int64_t m = 0; m < m_blocks; ++m) {
     const int64_t partner = m_blocks - 1 - m;  // shares the row of dS
     const int64_t n_blocks =
-        count_visible(p, config, m) + (t.pack_triangle && partner != m ? count_visible(p, config, partner) : 0);
-    ASSERT_LE(std::min<int64_t>(n_blocks, t.chunk_n_blocks * (t.pack_triangle ? 2 : 1)), t.ds_row_stride) << m;
+        count_visible(p, config, m) + (t.chunk.pack_triangle && partner != m ? count_visible(p, config, partner) : 0);
+    ASSERT_LE(std::min<int64_t>(n_blocks, t.chunk.n_blocks * (t.chunk.pack_triangle ? 2 : 1)), t.chunk.row_n_blocks)
+        << m;
   }
 }
 
@@ -241,7 +242,7 @@ TEST(BackwardPlan, DsChunks) {
     p.window_right = 0;
     p.window_left = 1000;  // rows of few n_blocks
     expect_sound_ds_chunks(p);
-    EXPECT_LT(hopper_schedule(p).ds_row_stride, hopper_schedule(p).n_blocks);
+    EXPECT_LT(hopper_schedule(p).chunk.row_n_blocks, hopper_schedule(p).n_blocks);
   }
   EXPECT_FALSE(hopper_schedule(wide(4, 4096, 8, 8)).accumulates_dq);
   EXPECT_TRUE(hopper_schedule(wide(1, 16384, 8, 8)).accumulates_dq);  // more n_blocks than one sum
@@ -250,10 +251,10 @@ TEST(BackwardPlan, DsChunks) {
   Problem p = wide(1, 16384, 8, 8);
   p.window_right = 0;
   expect_sound_ds_chunks(p);
-  EXPECT_TRUE(hopper_schedule(p).pack_triangle);
+  EXPECT_TRUE(hopper_schedule(p).chunk.pack_triangle);
   // A head that does not fit is divided only if its tiles have one length.
   p = wide(1, 32768, 4, 4);
-  EXPECT_LT(hopper_schedule(p).chunk_n_blocks, hopper_schedule(p).n_blocks);
+  EXPECT_LT(hopper_schedule(p).chunk.n_blocks, hopper_schedule(p).n_blocks);
   p.window_right = 0;
   EXPECT_FALSE(hopper_schedule(p).tile.ds_gmem);
   EXPECT_TRUE(hopper_schedule(p).tile.for_hopper().cluster2());
@@ -282,7 +283,7 @@ TEST(BackwardPlan, QueryHeadsOfDsChunks) {
     EXPECT_TRUE(t.tile.for_hopper().split_q_heads);
     EXPECT_EQ(causal.group() % t.m_splits, 0);
     EXPECT_EQ(t.tiles, causal.heads_k * t.m_splits * t.n_blocks);
-    EXPECT_EQ(t.chunk_heads % (causal.group() / t.m_splits), 0);
+    EXPECT_EQ(t.chunk.heads % (causal.group() / t.m_splits), 0);
     causal.dq = {};
     EXPECT_EQ(hopper_schedule(causal).m_splits, t.m_splits);  // dk and dv have the same bits
     return causal.group() / t.m_splits;

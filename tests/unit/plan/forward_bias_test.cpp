@@ -33,7 +33,7 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   EXPECT_LE(group_of(0, 1 << 24), 4);  // the batch
   for (const auto& [scale, scale_outside_exp2] : {std::pair{0.1, false}, {1e-9, true}, {1e9, true}, {-0.1, true}}) {
     p.softmax_scale = scale;
-    EXPECT_EQ(biased_plan(p).tile.for_hopper().scale_outside_exp2, scale_outside_exp2) << scale;
+    EXPECT_EQ(biased_plan(p).tile.for_hopper().options.scale_outside_exp2, scale_outside_exp2) << scale;
   }
 }
 

@@ -74,8 +74,9 @@ TEST(ForwardPlan, FirstMatchingRow) {
           const auto* entry = std::find_if(
               std::begin(plan::kSm90TuningRows), std::end(plan::kSm90TuningRows), [&](const plan::Sm90TuningRow& c) {
                 const bool plain =
-                    (options & 4) == 0 || t.head_dim > 64 || !t.bounded_left;  // a softcap takes few registers
-                return c.matches({t.head_dim, t.head_dim_v, seqlen, seqlen, t.bounded_left, t.bounded_right,
+                    (options & 4) == 0 || t.head_dim > 64 || !t.options.bounded_left;  // a softcap takes few registers
+                return c.matches({t.head_dim, t.head_dim_v, seqlen, seqlen, t.options.bounded_left,
+                                  t.options.bounded_right,
                                   !plain          ? plan::Scores::any
                                   : (options & 4) ? plan::Scores::capped
                                                   : plan::Scores::plain});
@@ -260,22 +261,23 @@ void expect_options_to_reach(Kernel (*tile_of)(const Problem&)) {
     return tile_of(p);
   };
   const Kernel plain = tile_with([](Problem&) {});
-  EXPECT_FALSE(plain.f16 || plain.bounded_left || plain.bounded_right || plain.varlen || plain.has_score_mod());
-  EXPECT_TRUE(tile_with([](Problem& p) { p.dtype = DType::f16; }).f16);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).bounded_left);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.window_right = -3; }).bounded_right);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).varlen);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).varlen);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).varlen);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = -1; }).scale_outside_exp2);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).scale_outside_exp2);  // 0 in float32
-  EXPECT_TRUE(tile_with([](Problem& p) { p.softcap = 1; }).softcap);
-  EXPECT_TRUE(tile_with([](Problem& p) { p.alibi_slopes.present = true; }).alibi);
+  EXPECT_FALSE(plain.options.f16 || plain.options.bounded_left || plain.options.bounded_right || plain.options.varlen ||
+               plain.has_score_mod());
+  EXPECT_TRUE(tile_with([](Problem& p) { p.dtype = DType::f16; }).options.f16);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.window_left = 5; }).options.bounded_left);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.window_right = -3; }).options.bounded_right);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_q.present = true; }).options.varlen);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.seqused_k.present = true; }).options.varlen);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.cu_seqlens_q.present = p.cu_seqlens_k.present = true; }).options.varlen);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = -1; }).options.scale_outside_exp2);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.softmax_scale = 1e-60; }).options.scale_outside_exp2);  // 0 in float32
+  EXPECT_TRUE(tile_with([](Problem& p) { p.softcap = 1; }).options.softcap);
+  EXPECT_TRUE(tile_with([](Problem& p) { p.alibi_slopes.present = true; }).options.alibi);
   const auto bias_of = [&](DType dtype) {
     Problem p = dense({});
     p.bias.present = true;
     p.bias.dtype = dtype;
-    return tile_of(p).bias;
+    return tile_of(p).options.bias;
   };
   EXPECT_EQ(bias_of(DType::boolean), Bias::boolean);
   EXPECT_EQ(bias_of(DType::f32), Bias::f32);

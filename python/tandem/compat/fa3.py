@@ -2,8 +2,8 @@
 
 Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
 for a row that sees no key. num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa,
-sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk
-are refused.
+sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs
+(q_descale, k_descale, v_descale), qv and attention_chunk are refused.
 
 J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision. arXiv 2407.08608.
 """

@@ -68,9 +68,7 @@ def flash_attn_func(
     if block_sparse_tensors is None:
         _refuse(block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_tensor(q, "q")
-    options = _options(
-        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic
-    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic)
     options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap))
     if block_sparse_tensors is not None:
         options["block_mask"] = _blocks(block_sparse_tensors)
@@ -125,9 +123,7 @@ def flash_attn_varlen_func(
         block_sparse_tensors=block_sparse_tensors,
     )
     is_tensor(q, "q")
-    options = _options(
-        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic
-    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic)
     options.update(
         seqused_q=seqused_q,
         seqused_k=seqused_k,

@@ -141,7 +141,8 @@ this page, and a test compares it with the library.
 The tests run every "yes" on every commit, on the instruction sets of the machine. fwd and bwd mean forward and
 backward.
 
-No engine reads `num_splits` and `deterministic`: a "yes" means that the value is accepted and has no effect.
+The forward on GPUs reads `num_splits`. No engine reads `deterministic`: a "yes" means that the value is accepted and
+has no effect.
 `page_table` is refused on every device.
 """
 

@@ -33,6 +33,21 @@ struct MaxScoresParams {
 };
 constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // per CTA
 
+// Splits of the keys. The forward stores the float32 out and lse of each split in the workspace, as further sequences
+// of its result tensors. combine_splits() merges them into the following tensors. Strides are in elements.
+struct SplitParams {
+  int count;     // splits of a sequence
+  int n_blocks;  // n_blocks per split
+  int batches;   // sequences of the results of one split: 1 when packed
+  int lanes;     // combine_splits(): lanes per row, a power of two <= 32
+  int f32_out;   // float32 out, else the type of q
+  void* out;
+  long long out_batch, out_row, out_head;
+  float* lse;  // or null
+  long long lse_batch, lse_row, lse_head;
+};
+constexpr int kCombineThreads = 128, kCombineColumns = 4;  // threads of a CTA, columns of a thread
+
 // The parameter of the forward kernels. Strides are in elements. Packed tensors have one batch with all rows.
 struct ForwardParams {
   // q, out: (head_dim, pack_gqa, seqlen_q, heads_q / pack_gqa, batch), boxes of 64 columns (float32 out: 32) and 64
@@ -84,6 +99,7 @@ struct ForwardParams {
   int head_dim_v;  // the problem's
   DropoutParams dropout;
   MaxScoresParams max_scores;  // with T.max_scores
+  SplitParams split;           // with T.split_keys
 };
 
 // The parameter of kernels with a bias that TMA loads: (seqlen_k, seqlen_q, heads or 1, batch or 1). Boxes have an

@@ -13,6 +13,7 @@ struct Sm100ForwardConfig {
   bool clc = false;                      // one CTA per tile; running CTAs take over others (CLC)
   bool f32_out = false;                  // float32 result, else the type of q
   bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
+  bool split_keys = false;               // float32 results of splits, merged by combine_splits()
   ScoreOptions options = {};
 
   static constexpr int kTileM = 128, tile_n = 128;

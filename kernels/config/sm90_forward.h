@@ -13,6 +13,7 @@ struct Sm90ForwardConfig {
   int kv_ctas = 1;                       // CTAs that share keys and values by multicast
   bool f32_out = false;                  // float32 result, else the type of q
   bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
+  bool split_keys = false;               // float32 results of splits, merged by combine_splits()
   ScoreOptions options = {};
 
   constexpr int tile_m() const { return 64 * warpgroups; }

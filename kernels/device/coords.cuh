@@ -112,6 +112,39 @@ TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords
   return n_block_range<T>(p, t, t.m_block * T.tile_m(), T.tile_m());
 }
 
+// Splits of the keys: the work tiles of a tile follow each other, one for each split. Splits begin at fixed keys, so
+// that the same keys are added in the same order for every batch.
+template <auto T>
+TANDEM_DEVICE int tile_of_work(const ForwardParams& p, int work) {
+  if constexpr (T.split_keys) return work / p.split.count;
+  return work;
+}
+template <auto T>
+TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
+  if constexpr (T.split_keys) return work % p.split.count;
+  return 0;
+}
+
+// The n_blocks of a range that belong to a split. If there are none, the split's first n_block remains. Its keys are
+// hidden, because it is outside the unmasked n_blocks.
+template <auto T>
+TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, int work) {
+  if constexpr (T.split_keys) {
+    const int begin = split_of_work<T>(p, work) * p.split.n_blocks;
+    range.end = min(range.end, begin + p.split.n_blocks);
+    range.begin = max(range.begin, begin);
+    if (range.begin >= range.end) range.begin = begin, range.end = begin + 1;
+  }
+  return range;
+}
+
+// The coordinates by which a split's results are stored.
+template <auto T>
+TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, TileCoords tile, int work) {
+  if constexpr (T.split_keys) tile.batch += split_of_work<T>(p, work) * p.split.batches;
+  return tile;
+}
+
 // The n-th work tile. listed: tiles of one head in the list of a varlen problem.
 template <auto T>
 TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {

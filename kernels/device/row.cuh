@@ -33,12 +33,14 @@ struct Row {
 struct RowFinal {
   float inverse, lse;
 };
-// sum: of exponentials relative to row_max. used: the row is a query of the sequence.
+// sum: of exponentials relative to row_max. used: the row is a query of the sequence. work: the index of the work tile;
+// only the first split has the sink.
 template <auto T>
-TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool used, float sum, float row_max) {
+TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool used, float sum, float row_max,
+                                    [[maybe_unused]] int work) {
   const bool nothing = sum == 0;
   float top = nothing ? -kInfinity : row_max, alpha = 1;
-  if (p.sink) {
+  if (p.sink && split_of_work<T>(p, work) == 0) {
     const float sink = kLog2e * load_element<T.options.f16>(p.sink, row.head * p.sink_head, p.sink_is_f32);
     const float higher = fmaxf(top, sink);
     if (higher > -kInfinity) {

@@ -131,7 +131,8 @@ def attention(
     deterministic : changes nothing in Tandem, whose gradients have the same bits on every run. torch's backward reads
         it if it computes the gradients (docs/python.md).
     batch_invariant : a sequence's result does not depend on the rest of the batch.
-    num_splits : changes no result. No engine reads it; a GPU refuses more than 1.
+    num_splits : splits of the keys that the forward on a GPU computes in parallel and merges in order, at most 1024.
+        None or 0: chosen by the sizes. The CPU and the backward do not read it.
     return_lse : also return the logarithm of each softmax's sum.
     out : array to write to, like the result; of q's type or float32.
     out_dtype : float32 gives a float32 result, which :func:`merge` should get; None: q's type.

@@ -17,6 +17,8 @@ class ArchPlanner {
   // The forward kernel for a problem whose tiles pack rows of `pack_gqa` query heads.
   virtual ForwardKernel select_forward(const Problem& p, const gpu::Properties& device, int pack_gqa,
                                        const Tuning& tuning) const = 0;
+  // The kernel that stores the float32 results of splits of the keys.
+  virtual ForwardKernel split_keys(const ForwardKernel& kernel) const = 0;
   virtual const ForwardOrderTuning& forward_order(const Tuning& tuning) const = 0;
   // Queries and keys of a block that the forward's block masks must be multiples of.
   virtual int64_t block_mask_queries() const = 0;

@@ -61,10 +61,6 @@ Status check_options(const Problem& p) {
   if (p.page_table) return refuse_pages("a GPU");
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
   TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
-  if (p.num_splits > 1) {
-    return Status::unsupported(
-        str_cat("num_splits (", p.num_splits, ") must be 0 or 1 on a GPU in this version: set it to 0"));
-  }
   return {};
 }
 

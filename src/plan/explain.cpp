@@ -32,7 +32,8 @@ std::string why_order(const ForwardSchedule& t) {
   if (t.tile.varlen) return "order: the device sorts the tiles, longest first; blocks take them from a counter";
   if (t.dynamic_scheduler)
     return "order: tiles differ in length, so that blocks take them from a counter, longest first";
-  if (t.grid == t.tiles) return "order: each block has one tile";
+  if (t.grid == t.tiles * t.splits)
+    return t.splits > 1 ? "order: each block has one split of a tile" : "order: each block has one tile";
   return "order: tiles have equal lengths, so that each block takes every grid-th tile";
 }
 
@@ -94,6 +95,11 @@ std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, con
     lines.emplace_back("mask: no bound hides a key at these lengths, so that the kernel has no mask");
   }
   lines.push_back(why_order(t));
+  if (t.splits > 1) {
+    lines.push_back(str_cat("splits: ", t.splits, " of at most ", t.split_n_blocks, " n_blocks of keys, ",
+                            p.num_splits > 1 ? "by num_splits" : "because tiles are few",
+                            "; combine_splits merges their float32 results in order"));
+  }
   if (t.l2_heads > 1) {
     lines.push_back(str_cat("cache: the tiles of ", t.l2_heads, t.pack_gqa > 1 ? " such groups" : " heads",
                             " run together and share the L2 cache"));

@@ -63,6 +63,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"kv_ctas", {1, 2}}, t.kv_ctas);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
+  visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
 }
 
 template <class T, class Visit>
@@ -75,6 +76,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"clc", kFlag, "_clc"}, t.clc);
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
+  visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
 }
 
 template <class T, class Visit>

@@ -1,6 +1,7 @@
 #include "plan/forward.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/text.h"
@@ -60,6 +61,28 @@ int choose_l2_heads(const Problem& p, const ForwardSchedule& t, const ForwardOrd
   return static_cast<int>(std::ceil(packed_heads / groups));
 }
 
+// The splits of the keys: as many as the caller wants, or as few tiles leave SMs for. The choice changes the order of
+// sums, so that it depends on no property of the device.
+int64_t choose_splits(const Problem& p, const ForwardSchedule& t, const ForwardOrderTuning& tuning) {
+  if (p.block_mask || t.no_keys) return 1;
+  const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile.tile_n);
+  if (p.num_splits > 0) return std::min<int64_t>(p.num_splits, n_blocks);
+  if (p.batch_invariant) return 1;
+  const int64_t free = tuning.sms / t.tile.ctas() / std::max(t.tiles, 1);
+  const int64_t splits = std::min(free, n_blocks / tuning.min_split_n_blocks);
+  return splits > 1 && n_blocks - n_blocks / splits >= tuning.min_saved_n_blocks ? splits : 1;
+}
+
+// Splits begin at multiples of split_n_blocks, and the last one may be short.
+void set_splits(const Problem& p, const ArchPlanner& planner, const ForwardOrderTuning& tuning, ForwardSchedule* t) {
+  const int64_t splits = choose_splits(p, *t, tuning);
+  if (splits <= 1) return;
+  t->tile = planner.split_keys(t->tile);
+  const int64_t n_blocks = ceil_div(p.seqlen_k, t->tile.tile_n);
+  t->split_n_blocks = static_cast<int>(ceil_div(n_blocks, splits));
+  t->splits = static_cast<int>(ceil_div(n_blocks, t->split_n_blocks));
+}
+
 Status check_sizes(const Problem& p) {
   if (p.seqlen_q > kLongestSequence || p.seqlen_q * p.group() > kLongestSequence) {
     return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
@@ -72,9 +95,10 @@ Status check_sizes(const Problem& p) {
   // The maximum number of tiles, each with 64 rows or more. A launch may have several CTAs for each.
   constexpr int64_t kMaxTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
-  if (heads > 0 && m_blocks > kMaxTiles / heads) {
+  if (heads > 0 && m_blocks > kMaxTiles / heads / std::max(p.num_splits, 1)) {
     return Status::unsupported(
         str_cat("batch (", p.batch, ") and q.heads (", heads,
+                p.num_splits > 1 ? str_cat(") with num_splits (", p.num_splits) : std::string(),
                 ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
   }
   return {};
@@ -99,18 +123,20 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.packed_heads = static_cast<int>(packed_heads);
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
+  t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
+  set_splits(p, planner, planner.forward_order(tuning), &t);
+  const int64_t work_tiles = tiles * t.splits;
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
   const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // heads of a cluster
   t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, bias_heads)) * bias_heads;
   if (t.tile.cluster_has_tile()) {
-    t.grid = ctas * static_cast<int>(t.tile.clc() ? tiles : std::min<int64_t>(sms / ctas, tiles));
+    t.grid = ctas * static_cast<int>(t.tile.clc() ? work_tiles : std::min<int64_t>(sms / ctas, work_tiles));
   } else {
-    t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, tiles));
+    t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, work_tiles));
   }
   const bool uneven = t.tile.bounded_left || t.tile.bounded_right || p.block_mask;
-  t.dynamic_scheduler = t.tile.varlen || (!t.tile.clc() && tiles > sms && uneven);
-  t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
+  t.dynamic_scheduler = t.tile.varlen || (!t.tile.clc() && work_tiles > sms && uneven);
 }
 
 // The lists of a block mask: all tiles with a separate list.
@@ -139,11 +165,32 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = overlaps});
+  if (t.splits > 1) {
+    const int64_t rows = rows_of_results(p) * p.heads_q;
+    plan->launches.push_back({.entry = EntryId::combine_splits,
+                              .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / combine_lanes(p))),
+                              .block = kCombineThreads,
+                              .overlap_previous = overlaps});
+  }
   if (!p.max_scores) return;
   t.max_scores_launch = static_cast<int>(plan->launches.size());
   plan->launches.push_back({.entry = EntryId::max_scores,
                             .grid = static_cast<uint32_t>(int64_t{t.tiles} * (t.tile.tile_m() / kMaxScoresRows)),
                             .block = kMaxScoresThreads});
+}
+
+// The float32 results of the splits, after everything else in the workspace.
+void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
+  if (t.splits <= 1) return;
+  const auto rows = static_cast<size_t>(rows_of_results(p) * p.heads_q * t.splits);
+  const auto main = std::ranges::find(plan->launches, EntryId::main, &PlannedLaunch::entry);
+  const int writer = static_cast<int>(main - plan->launches.begin());
+  t.split_out_offset = round_up(plan->workspace_bytes, kWorkspaceAlignment);
+  const size_t out = rows * static_cast<size_t>(p.head_dim_v) * sizeof(float), lse = rows * sizeof(float);
+  t.split_lse_offset = t.split_out_offset + out;
+  plan->regions.push_back({"workspace.split_out", t.split_out_offset, out, writer});
+  plan->regions.push_back({"workspace.split_lse", t.split_lse_offset, lse, writer});
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + t.split_lse_offset + lse;
 }
 
 void add_workspace(ForwardSchedule& t, Plan* plan) {
@@ -188,6 +235,12 @@ ScoreOptions options_of(const Problem& p) {
           .bias = bias_of(p),
           .score_mod = p.score_mod.present,
           .mask_mod = p.mask_mod.present};
+}
+
+int64_t rows_of_results(const Problem& p) { return p.packed_q() ? p.total_q : p.batch * p.seqlen_q; }
+
+int combine_lanes(const Problem& p) {
+  return static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
 }
 
 bool is_near_one(double scale) { return scale > 0x1p-20 && scale < 0x1p20; }
@@ -259,6 +312,10 @@ int lists_of(const Problem& p, int dim) {
 Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const Tuning&) const {
   TANDEM_TRY(check_options(p));
   const ArchPlanner& planner = planner_for(device);
+  if (p.num_splits > 1 && (p.block_mask || p.batch_invariant)) {
+    return Status::unsupported(str_cat("num_splits (", p.num_splits, ") must be 0 or 1 with ",
+                                       p.block_mask ? "block lists" : "batch_invariant", " on a GPU: set it to 0"));
+  }
   TANDEM_TRY(check_blocks(p, planner.block_mask_queries(), planner.block_mask_keys()));
   TANDEM_TRY(check_head_dim("q", p.head_dim));
   TANDEM_TRY(check_head_dim("v", p.head_dim_v));
@@ -281,6 +338,7 @@ void ForwardPass::plan(const Problem& p, const gpu::Properties& device, const Tu
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
   add_launches(p, t, plan);
   add_workspace(t, plan);
+  add_split_results(p, t, plan);
 }
 
 }  // namespace tandem::plan

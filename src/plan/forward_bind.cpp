@@ -16,14 +16,35 @@ namespace tandem::plan {
 namespace {
 
 // q and out: the rows of a box are neighbours in the order of tiles: the packed heads of each query in turn.
+// splits: copies of the batch, one after the other.
 void add_rows(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int rows,
-              const MapDimensions& map) {
+              const MapDimensions& map, int64_t splits = 1) {
   const int64_t pack_gqa = t.pack_gqa;
   map.add(head_dim, 1, map.columns())
       .add(pack_gqa, view.head, pack_gqa)
       .add(p.packed_q() ? p.total_q : p.seqlen_q, view.row, rows / pack_gqa)
       .add(p.heads_q / pack_gqa, view.head * pack_gqa, 1)
-      .add(p.packed_q() ? 1 : p.batch, view.batch, 1);
+      .add((p.packed_q() ? 1 : p.batch) * splits, view.batch, 1);
+}
+
+// The results of the splits in the workspace: (splits, batch, rows, heads, head_dim_v), the lse without the last.
+int64_t result_rows(const Problem& p) { return p.packed_q() ? p.total_q : p.seqlen_q; }
+View split_out(const Problem& p, const ForwardSchedule& t, std::byte* workspace) {
+  const int64_t row = p.heads_q * p.head_dim_v;
+  return {.data = workspace + t.split_out_offset,
+          .dtype = DType::f32,
+          .batch = result_rows(p) * row,
+          .row = row,
+          .head = p.head_dim_v,
+          .present = true};
+}
+View split_lse(const Problem& p, const ForwardSchedule& t, std::byte* workspace) {
+  return {.data = workspace + t.split_lse_offset,
+          .dtype = DType::f32,
+          .batch = result_rows(p) * p.heads_q,
+          .row = p.heads_q,
+          .head = 1,
+          .present = true};
 }
 
 // k and v. Without keys all copied elements are zeros, because a hidden value is still multiplied by a probability of
@@ -40,7 +61,7 @@ void add_keys(const Problem& p, const ForwardSchedule& t, const View& view, int6
       .add(p.packed_k() ? 1 : p.batch, view.batch, 1);
 }
 
-void add_maps(const Problem& p, const ForwardSchedule& t, const std::byte* workspace, ForwardParams* params,
+void add_maps(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params,
               Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const void* address, DType type) {
     return arguments->add_map(place, address, type);
@@ -50,7 +71,8 @@ void add_maps(const Problem& p, const ForwardSchedule& t, const std::byte* works
   add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype));
   add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.no_keys ? zeros : p.k.data, p.dtype));
   add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.no_keys ? zeros : p.v.data, p.dtype));
-  add_rows(p, t, p.out, p.head_dim_v, boxes.out, map(&params->out, p.out.data, p.out.dtype));
+  const View out = t.splits > 1 ? split_out(p, t, workspace) : p.out;
+  add_rows(p, t, out, p.head_dim_v, boxes.out, map(&params->out, out.data, out.dtype), t.splits);
 }
 
 void set_max_scores(const Problem& p, MaxScoresParams* params) {
@@ -69,15 +91,34 @@ void set_max_scores(const Problem& p, MaxScoresParams* params) {
   params->head_dim = static_cast<int>(p.head_dim);
 }
 
-void set_results(const Problem& p, ForwardParams* params) {
-  params->out_data = p.out.data;
-  params->out_batch = p.out.batch;
-  params->out_row = p.out.row;
-  params->out_head = p.out.head;
-  params->lse = p.lse ? reinterpret_cast<float*>(p.lse.data) : nullptr;
-  params->lse_batch = p.lse.batch;
-  params->lse_row = p.lse.row;
-  params->lse_head = p.lse.head;
+template <class Params>
+void set_out_and_lse(const View& out, const View& lse, Params* params) {
+  params->out_batch = out.batch;
+  params->out_row = out.row;
+  params->out_head = out.head;
+  params->lse = lse ? reinterpret_cast<float*>(lse.data) : nullptr;
+  params->lse_batch = lse.batch;
+  params->lse_row = lse.row;
+  params->lse_head = lse.head;
+}
+
+void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params) {
+  if (t.splits > 1) {
+    const View out = split_out(p, t, workspace);
+    params->out_data = out.data;
+    set_out_and_lse(out, split_lse(p, t, workspace), params);
+    SplitParams& split = params->split;
+    split.count = t.splits;
+    split.n_blocks = t.split_n_blocks;
+    split.batches = static_cast<int>(p.packed_q() ? 1 : p.batch);
+    split.lanes = combine_lanes(p);
+    split.f32_out = p.out.dtype == DType::f32;
+    split.out = p.out.data;
+    set_out_and_lse(p.out, p.lse, &split);
+  } else {
+    params->out_data = p.out.data;
+    set_out_and_lse(p.out, p.lse, params);
+  }
   if (p.max_scores) set_max_scores(p, &params->max_scores);
 }
 
@@ -88,7 +129,7 @@ void set_order(const Problem& p, const ForwardSchedule& t, std::byte* workspace,
   params->head_dim_v = static_cast<int>(p.head_dim_v);
   params->pack_gqa = t.pack_gqa;
   params->m_blocks = t.m_blocks;
-  params->tiles = t.tile.varlen ? 0 : t.tiles;
+  params->tiles = t.tile.varlen ? 0 : t.tiles * t.splits;
   params->l2_heads = t.l2_heads;
   if (t.dynamic_scheduler) params->counter = reinterpret_cast<int*>(workspace + kCounterOffset);
   if (t.tile.varlen) params->tile_list = reinterpret_cast<ListedTile*>(workspace + kTileListOffset);
@@ -246,7 +287,7 @@ void set_mods(const Problem& p, ModParams* params) {
 void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace, Arguments* arguments) const {
   const ForwardSchedule& t = plan.forward;
   ForwardParams& params = add_forward_params(p, t, workspace, arguments);
-  set_results(p, &params);
+  set_results(p, t, workspace, &params);
   set_lengths(p, &params);
   set_scores(p, &params);
   if (p.bias && !t.no_keys) set_bias(p, &params);
@@ -260,8 +301,10 @@ std::vector<gpu::NamedBuffer> ForwardPass::tensors_of(const Problem& p, const Pl
   Buffers buffers;
   if (plan.launches[launch].entry == EntryId::main) {
     buffers.add_inputs(p);
-    buffers.add_results(p);
+    if (plan.forward.splits == 1) buffers.add_results(p);
     buffers.add_terms(p);
+  } else if (plan.launches[launch].entry == EntryId::combine_splits) {
+    buffers.add_results(p);
   } else if (static_cast<int>(launch) == plan.forward.max_scores_launch) {
     buffers.add_inputs(p);
     buffers.add_max_scores(p);

@@ -83,6 +83,9 @@ struct ForwardSchedule {
   bool dynamic_scheduler = false;  // tiles come from a counter
   bool no_keys = false;            // no key: the kernel reads zeros in the workspace
   int grid = 0;
+  // Splits of the keys, the n_blocks of each, and the offsets of their results in the workspace.
+  int splits = 1, split_n_blocks = 0;
+  size_t split_out_offset = 0, split_lse_offset = 0;
   // Block mask: batch and heads of the lists, the m_blocks of each, and the words of a tile's list.
   int list_batch = 0, list_heads = 0, list_m_blocks = 0;
   int64_t list_words = 0;      // 0: no block mask

@@ -31,7 +31,8 @@ enum class EntryId : uint8_t {
   list_n_blocks,
   order_tiles,  // forward, block mask: before the main kernel
   max_scores,   // forward: after the main kernel
-  preprocess,   // backward: before the main kernel
+  combine_splits,
+  preprocess,  // backward: before the main kernel
   postprocess,
   dsink,  // backward: after the main kernel
   dbias,  // backward: in Unit::dbias
@@ -44,7 +45,7 @@ enum class EntryId : uint8_t {
   classify_blocks,
   list_blocks,  // make_blocks
 };
-inline constexpr size_t kEntryIds = 17;
+inline constexpr size_t kEntryIds = 18;
 
 struct KernelEntry {
   EntryId id;

@@ -86,6 +86,7 @@ TEST(KernelsRefusal, Workspaces) {
 TEST(KernelsRefusal, WhatIsNotServed) {
   Spoilt splits(kFlags);
   splits.args.num_splits = 3;
+  splits.args.batch_invariant = 1;
   splits.expect(TANDEM_UNSUPPORTED, "num_splits");
 
   const NamedEngine engine = gpu_engine({the_gpu()});

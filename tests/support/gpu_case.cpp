@@ -165,6 +165,7 @@ Case random_gpu_case(uint64_t seed) {
   if (r.chance(0.5)) random_mods(r, c);
   random_blocks(r, c);
   c.max_scores = r.chance(0.15);
+  if (r.chance(0.15) && c.blocks.empty() && !c.invariant) c.splits = r.between(2, 6);
   return c;
 }
 

@@ -62,14 +62,15 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     const TileCoords& tile = work.coords;
     const int first_row = first_row_of<T>(tile, i);
     const int rows_left = (tile.q_rows << pack_shift) - first_row;
+    const TileCoords to_tile = result_coords<T>(p, tile, work.index);
     const Row row(p, tile, first_row + thread);
     const u32 parity = parities >> i & 1;
     parities ^= 1 << i;
     mbarrier_wait(&s.sum_ready[i], parity);
-    RowFinal end =
-        finalize_row<T>(p, row, !T.options.varlen || row.query < tile.q_len, s.sum[i][thread], s.row_max[i][thread]);
+    RowFinal end = finalize_row<T>(p, row, !T.options.varlen || row.query < tile.q_len, s.sum[i][thread],
+                                   s.row_max[i][thread], work.index);
     if constexpr (T.options.dropout) end.inverse *= p.dropout.scale;
-    if (p.lse && row.query < tile.q_rows) store_lse(p, tile, row, end.lse);
+    if (p.lse && row.query < tile.q_rows) store_lse(p, to_tile, row, end.lse);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
     mbarrier_wait(&s.o_full[i], parity);
@@ -91,13 +92,13 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
       named_sync(kEpilogueSync, 128);
       if (T.options.varlen && rows_left < T.kTileM) {
         store_rows<T.kTileM, T.f32_out ? 4 : 2>(
-            p, tile, s.out[out.index],
+            p, to_tile, s.out[out.index],
             {first_row, rows_left, kColumns * block, min(kColumns, p.head_dim_v - kColumns * block)});
         named_sync(kEpilogueSync, 128);
       } else if (warp == 0 && elect_one()) {
         if (T.lazy_max() && work.strict) tma_store_wait();  // waits for the invalid result's store
         tma_store(&p.out, s.out[out.index], kColumns * block, 0, tile.q_begin + (first_row >> pack_shift), tile.head,
-                  tile.batch);
+                  to_tile.batch);
       }
       if (warp == 0 && elect_one()) tma_store_commit();
     }

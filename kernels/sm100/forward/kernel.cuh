@@ -39,6 +39,7 @@
 #include "device/block_mask.cuh"
 #include "device/max_scores.cuh"
 #include "device/scheduler.cuh"
+#include "prepost/combine_splits.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"

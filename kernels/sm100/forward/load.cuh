@@ -33,7 +33,7 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
     const int row = tile.m_block * T.tile_m() + i * T.mma_m();
     work.begins[i] = work.ends[i] = 0;
     if (row >= tile.q_rows << log2_of(p.pack_gqa)) continue;
-    const NBlockRange all = n_block_range<T>(p, tile, row, T.mma_m());
+    const NBlockRange all = in_split<T>(p, n_block_range<T>(p, tile, row, T.mma_m()), work.index);
     const NBlockRange own = T.two_cta ? n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM) : all;
     work.begins[i] = all.begin;
     work.ends[i] = all.end;
@@ -89,7 +89,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   PipelineState<kWorkSlots> slot;
   u32 q_parity = 3;  // one bit per tile
   const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = cta_rank<T>();
-  const int listed = T.options.varlen ? p.counter[1] : 0, num_work_tiles = T.options.varlen ? listed * heads : p.tiles;
+  const int listed = T.options.varlen ? p.counter[1] : 0;
+  const int num_work_tiles = T.options.varlen ? listed * heads * (T.split_keys ? p.split.count : 1) : p.tiles;
   const int stride = gridDim.x / T.ctas();
   int fresh = blockIdx.x / T.ctas();  // work tile
   int idle = 0;                       // free slots without a retry, after the last fresh tile
@@ -112,7 +113,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     }
     idle = 0;
     if (!strict) work.index = fresh;
-    const TileCoords tile = coords_at<T>(p, work.index, listed);
+    const TileCoords tile = coords_at<T>(p, tile_of_work<T>(p, work.index), listed);
     work.kind = Sm100Work::Kind::tiles;
     work.coords = tile;
     work.strict = strict;

@@ -19,10 +19,10 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const Row row = rows.own_row(i);
-    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i]);
+    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i], rows.work.index);
     inverse[i] = end.inverse;
     if constexpr (T.options.dropout) inverse[i] *= p.dropout.scale;
-    if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.tile(), row, end.lse);
+    if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.result_tile(), row, end.lse);
   }
   wgmma_wait<0>();
   fence_operand(f.out);

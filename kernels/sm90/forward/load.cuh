@@ -20,8 +20,9 @@ struct WorkTiles {
         s(shared),
         pack_shift(log2_of(params.pack_gqa)),
         listed(T.options.varlen ? params.counter[1] : 0),
-        count(T.options.varlen ? listed * (params.heads_q >> pack_shift) : params.tiles) {}
+        count(T.options.varlen ? listed * (params.heads_q >> pack_shift) * splits(params) : params.tiles) {}
 
+  static TANDEM_DEVICE int splits(const ForwardParams& p) { return T.split_keys ? p.split.count : 1; }
   TANDEM_DEVICE const Sm90Work& last(u32 tile_idx) const { return s.work_tiles[(tile_idx - 1) % kSlots]; }
 
   // Takes the next tile if there is one: the n-th tile, or a retry. idle: all taken tiles are complete.
@@ -38,7 +39,7 @@ struct WorkTiles {
       s.work_tiles[retry].overflowed = 0;
     }
     if (n >= count) return false;
-    const TileCoords tile = coords_at<T>(p, n, listed);
+    const TileCoords tile = coords_at<T>(p, tile_of_work<T>(p, n), listed);
     s.work_tiles[tile_idx++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
     return true;
   }
@@ -141,7 +142,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     }
     const Sm90Work& work = tiles.last(tile_idx);
     const TileCoords tile = work.tile<T>(p);
-    [[maybe_unused]] const NBlockRange n_blocks = T.options.block_mask ? NBlockRange() : n_block_range<T>(p, tile);
+    [[maybe_unused]] const NBlockRange n_blocks =
+        T.options.block_mask ? NBlockRange() : in_split<T>(p, n_block_range<T>(p, tile), work.index);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
     if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);

@@ -23,6 +23,7 @@ struct WorkRows {
         known(kAtOnce ? warpgroup.work().template tile<T>(params) : TileCoords()) {}
 
   TANDEM_DEVICE TileCoords tile() const { return kAtOnce ? known : work.tile<T>(p); }
+  TANDEM_DEVICE TileCoords result_tile() const { return result_coords<T>(p, tile(), work.index); }
   // The warpgroup's first row, and the number of rows of the sequence from it on. They are computed where they are
   // needed, like the thread's rows, because registers would be live through the main loop.
   TANDEM_DEVICE int first_row() const { return tile().m_block * T.tile_m() + w.index * 64; }
@@ -42,6 +43,7 @@ TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords&
                                        int first_row) {
   NBlockRange own = n_block_range<T>(p, tile, first_row, 64);
   own.begin = max(own.begin, all.begin);
+  if constexpr (T.split_keys) own.begin = min(own.begin, all.end - 1), own.end = min(own.end, all.end);
   own.end = max(own.end, own.begin + 1);
   return own;
 }
@@ -52,7 +54,8 @@ struct NBlockSteps {
   const NBlockRange all;
   NBlockRange own;
 
-  TANDEM_DEVICE explicit NBlockSteps(const WorkRows<T>& rows) : all(n_block_range<T>(rows.p, rows.tile())), own(all) {
+  TANDEM_DEVICE explicit NBlockSteps(const WorkRows<T>& rows)
+      : all(in_split<T>(rows.p, n_block_range<T>(rows.p, rows.tile()), rows.work.index)), own(all) {
     if constexpr (T.options.bounded_left || T.options.bounded_right)
       own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }

@@ -93,9 +93,9 @@ def cap(softcap: Any) -> Any:
     return 0.0 if isinstance(softcap, (int, float)) and softcap < 0 else softcap
 
 
-def splits(num_splits: Any, q: torch.Tensor) -> Any:
-    """Less than 1 leaves the number of splits to the device, which a GPU has no choice of: its keys are not split."""
-    return None if q.is_cuda or (isinstance(num_splits, int) and num_splits < 1) else num_splits
+def splits(num_splits: Any) -> Any:
+    """Less than 1 leaves the number of splits to the plan."""
+    return None if isinstance(num_splits, int) and num_splits < 1 else num_splits
 
 
 def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,9 @@
 """The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
 
 Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
-for a row that sees no key. num_splits, pack_gqa, sm_margin and scheduler_metadata tune FlashAttention-3's
-kernels; they are accepted and change no result. 8-bit inputs (q_descale, k_descale, v_descale), qv and attention_chunk
-are refused.
+for a row that sees no key. num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa,
+sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs
+(q_descale, k_descale, v_descale), qv and attention_chunk are refused.
 
 J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision. arXiv 2407.08608.
 """
@@ -50,7 +50,7 @@ def flash_attn_func(
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     is_tensor(q, "q")
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
-    return _attend(q, k, v, {**options, "num_splits": splits(num_splits, q)}, return_attn_probs)
+    return _attend(q, k, v, {**options, "num_splits": splits(num_splits)}, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -139,7 +139,7 @@ def flash_attn_varlen_func(
         max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        num_splits=splits(num_splits, q),
+        num_splits=splits(num_splits),
     )
     return _attend(q, k, v, options, return_attn_probs)
 
@@ -200,7 +200,7 @@ def flash_attn_with_kvcache(
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
-    options.update(alibi_slopes=None, num_splits=splits(num_splits, q))
+    options.update(alibi_slopes=None, num_splits=splits(num_splits))
     # A window that hides nothing is none, and then every query stands at the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)

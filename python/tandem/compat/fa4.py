@@ -6,8 +6,8 @@ Shapes and rules equal tandem.flash_attn's, with these differences.
   unless return_lse is True or an input requires a gradient. It has a gradient, and is -inf for a row that sees no key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
-- num_splits, pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's
-  kernels. They are accepted and change no result.
+- num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa, min_seqlen_k,
+  scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels. They change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
   aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. They are
   traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
@@ -68,9 +68,7 @@ def flash_attn_func(
     if block_sparse_tensors is None:
         _refuse(block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_tensor(q, "q")
-    options = _options(
-        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
-    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic)
     options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap))
     if block_sparse_tensors is not None:
         options["block_mask"] = _blocks(block_sparse_tensors)
@@ -125,9 +123,7 @@ def flash_attn_varlen_func(
         block_sparse_tensors=block_sparse_tensors,
     )
     is_tensor(q, "q")
-    options = _options(
-        softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits, q), deterministic
-    )
+    options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic)
     options.update(
         seqused_q=seqused_q,
         seqused_k=seqused_k,

@@ -14,6 +14,11 @@ class Sm100Planner final : public ArchPlanner {
                                const Tuning&) const override {
     return select_sm100_forward(p, device, p.seqlen_q * pack_gqa);
   }
+  ForwardKernel split_keys(const ForwardKernel& kernel) const override {
+    Sm100ForwardConfig t = kernel.for_blackwell();
+    t.split_keys = t.f32_out = true;
+    return t;
+  }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm100.forward_order; }
   int64_t block_mask_queries() const override { return Sm100ForwardConfig::step_rows(); }
   int64_t block_mask_keys() const override { return Sm100ForwardConfig::tile_n; }

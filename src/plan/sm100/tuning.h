@@ -44,7 +44,7 @@ struct Sm100BackwardTuning {
 };
 
 struct Sm100Tuning {
-  ForwardOrderTuning forward_order;
+  ForwardOrderTuning forward_order{.sms = kB200Sms};
   Sm100BackwardTuning backward;
 };
 

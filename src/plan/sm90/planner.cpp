@@ -25,6 +25,13 @@ class Sm90Planner final : public ArchPlanner {
                                const Tuning& tuning) const override {
     return select_sm90_forward(p, pack_gqa, tuning.sm90);
   }
+  ForwardKernel split_keys(const ForwardKernel& kernel) const override {
+    Sm90ForwardConfig t = kernel.for_hopper();
+    t.split_keys = t.f32_out = true;
+    t.bias_ctas = 0;  // the CTAs of a cluster would have different splits
+    t.kv_ctas = 1;
+    return t;
+  }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm90.forward_order; }
   int64_t block_mask_queries() const override { return Sm90ForwardConfig::step_rows(); }
   int64_t block_mask_keys() const override { return kLeastBlockKeys; }

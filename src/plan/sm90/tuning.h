@@ -121,7 +121,7 @@ struct Sm90BackwardTuning {
 
 struct Sm90Tuning {
   std::optional<size_t> forward_row;  // tests: the row of kSm90TuningRows for all lengths
-  ForwardOrderTuning forward_order;
+  ForwardOrderTuning forward_order{.sms = kH200Sms};
   Sm90BackwardTuning backward;
 };
 

@@ -424,11 +424,12 @@ TEST_F(GpuCalls, Refusals) {
   call.make_on_gpu(call.dout, call.out.shape, kBf16);
   call.args.dout = &call.dout.handle;
   call.args.num_splits = 2;
-  EXPECT_EQ(tandem_check(context.get(), TANDEM_BACKWARD, &call.args), TANDEM_UNSUPPORTED);
+  call.args.batch_invariant = 1;
+  EXPECT_EQ(tandem_check(context.get(), TANDEM_FORWARD, &call.args), TANDEM_UNSUPPORTED);
   EXPECT_TRUE(says("num_splits (2)")) << tandem_last_error();
   EXPECT_EQ(run(call), TANDEM_UNSUPPORTED);
   EXPECT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_UNSUPPORTED);
-  call.args.num_splits = 0;
+  call.args.num_splits = call.args.batch_invariant = 0;
 
   call.q.handle.byte_offset = 8;
   EXPECT_EQ(tandem_check(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK);  // data is ignored

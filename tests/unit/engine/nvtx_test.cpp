@@ -51,6 +51,7 @@ TEST_F(Nvtx, ACallThatIsRefusedIsNone) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
   call.args.num_splits = 2;
+  call.args.batch_invariant = 1;
   EXPECT_EQ(run(call), TANDEM_UNSUPPORTED);
   EXPECT_TRUE(lines().empty());
 }

@@ -70,7 +70,8 @@ TEST(PlanCheck, Options) {
   refused(spoilt([](Problem& p) { p.dtype = DType::f32; }), "q.dtype (float32) must be bfloat16 or float16");
   refused(spoilt([](Problem& p) { p.dtype = DType::f64; }), "q.dtype (float64) must be bfloat16 or float16");
   refused(spoilt([](Problem& p) { p.page_table.present = true; }), "page_table must be NULL");
-  refused(spoilt([](Problem& p) { p.num_splits = 2; }), "num_splits (2) must be 0 or 1");
+  refused(spoilt([](Problem& p) { p.num_splits = 2, p.batch_invariant = true; }),
+          "num_splits (2) must be 0 or 1 with batch_invariant");
 }
 
 Problem modified(const std::string& text, size_t tensors = 0, int64_t cells = 0) {

@@ -26,14 +26,14 @@ TEST(PlanReasons, TextsThatAreOptions) {
   EXPECT_NE(reasons_of(p).find("texts: score_mod is ALiBi, mask_mod is a window"), std::string::npos);
 }
 
-// No plan reads num_splits and deterministic, as tandem.h states.
+// No plan reads deterministic, as tandem.h states, and the backward does not read num_splits.
 TEST(PlanReasons, OptionsThatChangeNothing) {
   for (const Problem& base :
        {dense({.seqlen_q = 1, .seqlen_k = 5000}), causal(dense({.seqlen_q = 900, .seqlen_k = 900})),
         backward(dense({.batch = 2, .seqlen_q = 900, .seqlen_k = 900}))}) {
     for (const gpu::Properties& device : {hopper(), blackwell()}) {
       Problem p = base;
-      p.num_splits = 1;
+      if (p.pass == TANDEM_BACKWARD) p.num_splits = 2;
       p.deterministic = true;
       const plan::Plan before = plan::make_plan(base, device), after = plan::make_plan(p, device);
       EXPECT_EQ(plan::reasons(p, after, device), plan::reasons(base, before, device));
@@ -163,7 +163,8 @@ TEST(PlanReasons, ReportTheChoice) {
   EXPECT_NE(gqa.find("grid: 132 blocks on 132 SMs"), std::string::npos) << gqa;
   const std::string decode = reasons_of(causal(dense({.seqlen_q = 1, .seqlen_k = 4096, .heads_q = 8, .heads_k = 8})));
   EXPECT_NE(decode.find("mask: no bound hides a key"), std::string::npos) << decode;
-  EXPECT_NE(decode.find("order: each block has one tile"), std::string::npos) << decode;
+  EXPECT_NE(decode.find("order: each block has one split of a tile"), std::string::npos) << decode;
+  EXPECT_NE(decode.find("splits: 4 of at most 8 n_blocks of keys, because tiles are few"), std::string::npos) << decode;
   const std::string documents = reasons_of(packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500}, 3000, 3000));
   EXPECT_NE(documents.find("the device sorts the tiles"), std::string::npos) << documents;
   EXPECT_NE(documents.find("for up to "), std::string::npos) << documents;

@@ -234,7 +234,7 @@ def flash_attn_with_kvcache(
         "window": bounds(window_size),
         "softcap": cap(softcap),
         "alibi_slopes": alibi_slopes,
-        "num_splits": splits(num_splits, q),
+        "num_splits": splits(num_splits),
     }
     # A window that covers the whole cache is none, and then every query stands at the same place.
     local = any(bound is not None and bound < k_cache.shape[1] for bound in options["window"] or ())

@@ -1,0 +1,101 @@
+// Merges the splits of a forward: lse = log(sum exp(lse_n)), out = sum exp(lse_n - lse) out_n. The sums run from the
+// first split to the last. The first split's lse contains the sink.
+//
+// A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
+// split. A split whose lse is -infinity has no visible keys, and its out is not read.
+#pragma once
+#include "device/chunk.cuh"
+#include "device/pack.cuh"
+#include "device/row.cuh"
+#include "ptx/base.cuh"
+#include "ptx/warp.cuh"
+
+// Rows of packed tensors that belong to no sequence stay as they are.
+template <auto T>
+TANDEM_DEVICE bool has_sequence(const ForwardParams& p, int row) {
+  if (!T.options.varlen || !p.cu_seqlens_q) return true;
+  const int first = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, 0), 0, p.total_q);
+  const int end = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, p.batch), first, p.total_q);
+  return row >= first && row < end;
+}
+
+// The lse of a row in every split.
+struct SplitLse {
+  const float* first;
+  i64 step;
+  int count;
+
+  TANDEM_DEVICE float operator[](int n) const { return first[n * step]; }
+  // The largest one, or NaN if one of them is NaN or +infinity.
+  TANDEM_DEVICE float largest() const {
+    float result = -kInfinity;
+    bool defined = true;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      const float lse = (*this)[n];
+      defined = defined && lse < kInfinity;
+      result = fmaxf(result, lse);
+    }
+    return defined ? result : __uint_as_float(0x7fffffffu);
+  }
+  TANDEM_DEVICE float sum_exp(float largest) const {
+    float sum = 0;
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) sum += expf((*this)[n] - largest);
+    return sum;
+  }
+};
+
+template <auto T>
+TANDEM_DEVICE void store_columns(const SplitParams& split, i64 at, const float (&x)[kCombineColumns]) {
+  struct alignas(8) Packed {
+    u32 x[kCombineColumns / 2];
+  };
+  static_assert(kCombineColumns == 4);
+  if (split.f32_out) {
+    *reinterpret_cast<Chunk*>(static_cast<float*>(split.out) + at) = {
+        {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])}};
+  } else {
+    *reinterpret_cast<Packed*>(static_cast<u16*>(split.out) + at) = {{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])}};
+  }
+}
+
+// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to that.
+template <auto T>
+TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
+  const SplitParams& split = p.split;
+  const int lane = threadIdx.x & (split.lanes - 1), rows_of_block = kCombineThreads / split.lanes;
+  const int rows = p.cu_seqlens_q ? p.total_q : p.seqlen_q;
+  const i64 all = static_cast<i64>(split.batches) * rows * p.heads_q;
+  const i64 own = static_cast<i64>(blockIdx.x) * rows_of_block + threadIdx.x / split.lanes;
+  grid_dependency_wait();
+  if (own >= all) return;
+  const int head = static_cast<int>(own % p.heads_q);
+  const i64 at = own / p.heads_q;
+  const int row = static_cast<int>(at % rows), batch = static_cast<int>(at / rows);
+  if (!has_sequence<T>(p, row)) return;
+  const SplitLse lse{p.lse + batch * p.lse_batch + row * p.lse_row + head * p.lse_head, split.batches * p.lse_batch,
+                     split.count};
+  const float largest = lse.largest();
+  const bool sees = !(largest == -kInfinity);  // true for NaN
+  const float sum = sees ? lse.sum_exp(largest) : 0, inverse = sees ? 1 / sum : 0;
+  const float* const from =
+      static_cast<const float*>(p.out_data) + batch * p.out_batch + row * p.out_row + head * p.out_head;
+  const i64 to = batch * split.out_batch + row * split.out_row + head * split.out_head;
+#pragma unroll 1
+  for (int column = lane * kCombineColumns; column < p.head_dim_v; column += split.lanes * kCombineColumns) {
+    float out[kCombineColumns] = {};
+#pragma unroll 1
+    for (int n = 0; n < split.count; ++n) {
+      if (lse[n] == -kInfinity) continue;
+      const float weight = expf(lse[n] - largest) * inverse;
+      const Chunk x = *reinterpret_cast<const Chunk*>(from + n * (split.batches * p.out_batch) + column);
+#pragma unroll
+      for (int c = 0; c < kCombineColumns; ++c) out[c] = fmaf(weight, __uint_as_float(x.x[c]), out[c]);
+    }
+    store_columns<T>(split, to + column, out);
+  }
+  if (split.lse && lane == 0)
+    split.lse[batch * split.lse_batch + row * split.lse_row + head * split.lse_head] =
+        sees ? largest + logf(sum) : -kInfinity;
+}

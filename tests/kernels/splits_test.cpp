@@ -1,0 +1,105 @@
+// Splits of the keys: the caller's number and the plan's choice, with every option of the forward.
+#include "kernels/on_gpu.h"
+#include "plan/plan.h"
+
+namespace tandem::test {
+namespace {
+
+const std::string kShort = "--dtype bf16 --batch 2 --heads-q 4 --heads-k 2 --seqlen-q 70 --seqlen-k 700 ";
+
+plan::Plan forward_plan(const std::string& flags, const plan::Tuning& tuning = plan::kTuning) {
+  Instance instance(from_flags(kServed + flags));
+  Outputs outputs = instance.outputs(TANDEM_FORWARD);
+  const tandem_attention_args args = instance.args(TANDEM_FORWARD, &outputs);
+  Problem problem;
+  constexpr tandem_pass kPass = TANDEM_FORWARD;
+  require(make_problem(kPass, &args, {TANDEM_CPU, 0}, false, &problem));
+  return plan::make_plan(problem, the_gpu()->device().properties(), tuning);
+}
+
+TEST(KernelsSplits, EveryOption) {
+  const char* const options[] = {
+      "",
+      "--causal 1",
+      "--causal 1 --top-left 1",
+      "--left 90",
+      "--left 200 --right 30",
+      "--left 40 --right -20",
+      "--sink f32",
+      "--sink same --causal 1 --top-left 1 --seqlen-k 300",
+      "--softcap 5",
+      "--alibi batch --causal 1",
+      "--bias f32 --bias-inf 1",
+      "--bias bool --bias-shape b1ij",
+      "--dropout 0.3 --causal 1",
+      "--scale -0.2",
+      "--values large --causal 1",
+      "--values needle20",
+      "--max-scores 1 --causal 1",
+      "--float32 o --lse 0",
+      "--score-mod score*temperature+table[head,clamp(q-k+4,0,8)]",
+      "--mask-mod (q^k)&3!=0",
+      "--used-q 50,0 --used-k 600,3",
+      "--used-k 0,700 --sink f32",
+      "--explicit 1 --diagonals 400,-60 --causal 1",
+  };
+  std::vector<CheckedCase> cases;
+  for (const char* option : options)
+    cases.emplace_back(kShort + (cases.size() % 2 ? "--splits 5 " : "--splits 2 ") + option);
+  expect_all_good(cases);
+}
+
+TEST(KernelsSplits, EverySize) {
+  expect_all_good(
+      {{"--dtype bf16 --head-dim 64 --head-dim-v 64 --seqlen-q 1 --seqlen-k 1500 --heads-q 8 --splits 4"},
+       {"--dtype f16 --head-dim 64 --head-dim-v 64 --seqlen-q 200 --seqlen-k 130 --causal 1 --splits 2"},
+       {"--dtype bf16 --head-dim 80 --head-dim-v 80 --seqlen-q 3 --seqlen-k 1000 --causal 1 --heads-q 6 --heads-k 2 "
+        "--splits 128"},
+       {"--dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-q 300 --seqlen-k 257 --heads-q 3 --heads-k 3 --splits "
+        "3"},
+       {"--dtype f16 --head-dim 192 --head-dim-v 128 --seqlen-q 200 --seqlen-k 300 --causal 1 --splits 2"},
+       {"--dtype bf16 --head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 200 --heads-q 2 --splits 4"}});
+}
+
+TEST(KernelsSplits, PackedSequences) {
+  const std::string packed = "--dtype bf16 --packed 1 --heads-q 4 --heads-k 2 --lengths-q 1,130,0,40 ";
+  expect_all_good({{packed + "--lengths-k 900,130,50,0 --splits 3"},
+                   {packed + "--lengths-k 900,130,50,600 --causal 1 --splits 4"},
+                   {packed + "--lengths-k 900,500,50,600 --left 300 --sink f32 --splits 4 --used-q 1,100,0,7"},
+                   {packed + "--lengths-k 1,2,3,900 --splits 2 --max-seqlen 400"}});
+}
+
+// Splits have whole n_blocks. A number beyond them means one n_block each.
+TEST(KernelsSplits, CallersNumber) {
+  const auto splits = [](int number) {
+    return forward_plan(kShort + "--splits " + std::to_string(number)).forward.splits;
+  };
+  EXPECT_EQ(splits(1), 1);
+  EXPECT_EQ(splits(2), 2);
+  const plan::Plan most = forward_plan(kShort + "--splits 128");
+  EXPECT_EQ(most.forward.split_n_blocks, 1);
+  EXPECT_EQ(most.forward.splits, (700 + most.forward.tile.tile_n - 1) / most.forward.tile.tile_n);
+}
+
+// Few tiles with many keys are split, whatever the limit of SMs. Enough tiles and short keys are not.
+TEST(KernelsSplits, PlansChoice) {
+  const std::string decode = "--dtype bf16 --heads-q 8 --heads-k 1 --seqlen-q 1 ";
+  const int splits = forward_plan(decode + "--seqlen-k 60000").forward.splits;
+  EXPECT_GT(splits, 30);
+  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --sm-limit 2").forward.splits, splits);
+  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --splits 1").forward.splits, 1);
+  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --invariant 1").forward.splits, 1);
+  EXPECT_EQ(forward_plan(decode + "--seqlen-k 1000").forward.splits, 1);
+  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --batch 100").forward.splits, 1);
+  expect_all_good({{decode + "--seqlen-k 5000"}, {decode + "--seqlen-k 5000 --causal 1 --heads-k 2 --batch 2"}});
+}
+
+// The same bits with fewer SMs, and for a sequence with other neighbours.
+TEST(KernelsSplits, Bits) {
+  const auto bits = [](const std::string& flags) { return Repeated(kServed + flags).run(); };
+  const std::string flags = kShort + "--splits 3 --causal 1 --values large ";
+  EXPECT_EQ(bits(flags), bits(flags + "--sm-limit 4"));
+}
+
+}  // namespace
+}  // namespace tandem::test

@@ -266,19 +266,19 @@ typedef struct tandem_attention_args {
   const uint64_t* dropout_seed_ptr;
   const uint64_t* dropout_offset_ptr;
 
-  /* No engine reads it in this version. The CPU accepts 0..1024. A GPU accepts 0 and 1 and refuses more. */
+  /* In this version engines ignore num_splits. The CPU accepts 0..1024. A GPU accepts 0 and 1 and refuses more. */
   int32_t num_splits;
-  /* No engine reads it: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
+  /* Engines ignore deterministic: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
   int32_t deterministic;
   /* Nonzero: a sequence's result depends on no other sequence of the batch. This always holds on the CPU. */
   int32_t batch_invariant;
   /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks them. */
   int32_t validate;
 
-  /* ---- From here on since 0.2 ---- */
+  /* ---- Fields since 0.2 ---- */
 
-  /* With TANDEM_EXPLICIT only, else 0 and NULL. Their sum is the diagonal's offset in keys, of either sign. Queries
-   * and keys that are parts of longer sequences use offset = first query's position - first key's position.
+  /* Both must be 0 and NULL without TANDEM_EXPLICIT. Their sum is the diagonal's offset in keys, of either sign.
+   * Queries and keys that are parts of longer sequences use offset = first query's position - first key's position.
    * diagonal_offsets: (batch), int32, read on the device; NULL means zeros. Sums are clamped to +-2^29. */
   int64_t diagonal_offset;
   const tandem_tensor* diagonal_offsets;

@@ -42,7 +42,7 @@ struct HeadScores {
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
-  ModPlace place;                       // without the query and the key
+  ModPlace place;                       // position without the query and the key
   BlockState state = BlockState::full;  // block mask, unless evaluated separately
   HeadRow<T> held;
 
@@ -58,8 +58,9 @@ struct HeadScores {
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
     if constexpr (T.score_mod || T.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
-  // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
-  // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
+  // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor every score is masked, and
+  // the last bias is read again. mod_input: the score before the score_mod. derivative: the score_mod's derivative by
+  // mod_input.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
                                  float* mod_input = nullptr) const {
     const int query = query0 + n;

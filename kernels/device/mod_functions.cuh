@@ -6,7 +6,7 @@
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 
-// The position of an element: query q sees key k.
+// The position of a score: query q and key k.
 struct ModPlace {
   int batch, head, q, k, seqlen_q, seqlen_k;
 };
@@ -46,8 +46,8 @@ template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
 // For score_mod: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. Elements are grouped by the
-// line along which a tile reads the same element again: a query, a key or a distance. tile: all of its scores read the
-// same element.
+// line along which a tile reads the same element again: a query, a key or a distance. CaptureLine::tile: all scores of
+// a tile read the same element.
 enum class CaptureLine { row, column, diagonal, tile };
 template <auto T>
 constexpr int captures_along(CaptureLine line);

@@ -33,7 +33,7 @@ struct Row {
 struct RowFinal {
   float inverse, lse;
 };
-// sum: of exponentials relative to row_max. used: the row is a query of the sequence.
+// sum: the sum of exponentials relative to row_max. used: the row is a query of the sequence.
 template <auto T>
 TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool used, float sum, float row_max) {
   const bool nothing = sum == 0;

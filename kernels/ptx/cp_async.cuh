@@ -3,7 +3,7 @@
 #pragma once
 #include "ptx/base.cuh"
 
-// Copies the first `given` bytes; the remaining bytes become zeros.
+// Copies the first `given` bytes and fills the rest with zeros.
 template <int bytes>
 TANDEM_DEVICE void cp_async(u32 to, const void* from, int given) {
   static_assert(bytes == 4 || bytes == 16);

@@ -1,6 +1,6 @@
-// Additional kernels of a backward. They compute scores again and sum their gradients: of a bias
-// (score_grads/dbias.cuh) and of a score_mod's tensors (score_grads/captured.cuh). The main kernel has no registers for
-// such sums, and it spreads the tiles of a sum over heads and sequences.
+// Additional kernels of a backward. They compute scores again and sum the gradients of a bias (score_grads/dbias.cuh)
+// and of a score_mod's tensors (score_grads/captured.cuh). The main kernel has no registers for such sums, and it
+// spreads the tiles of a sum over heads and sequences.
 #pragma once
 #include "device/dropout.cuh"
 #include "device/key_scores.cuh"
@@ -42,13 +42,13 @@ struct ScoreGradient {
   float derivative;  // score_mod's derivative by its input
 };
 
-// -lse in log2 units, and delta, of a query.
+// The -lse (in log2 units) and delta of a query.
 struct LseDelta {
   float minus_lse, delta;
 };
 
 // ds is 0 if the score is -infinity (hidden or beyond a sequence). A product with 0 is not enough, because the factor
-// may be NaN. kept, r: see keep_or_zero().
+// may be NaN. keep_or_zero() explains kept and r.
 template <auto T>
 TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, const LseDelta& row, float dp, u32 keep_mask, int r) {
   if constexpr (T.dropout) dp = keep_or_zero(keep_mask, r, dp * p.dropout.scale);

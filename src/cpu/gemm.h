@@ -14,7 +14,8 @@ namespace tandem::cpu::TANDEM_TARGET {
 
 constexpr int kPanel = 2 * kLanes;         // columns of B side by side in one product: two vectors
 constexpr int kStreamedRows = kPanel / 2;  // most rows of queries that decode serves
-// Accumulators, two vectors of B and a broadcast fill the register file (32 registers of AVX-512 and NEON, 16 of AVX2).
+// Accumulators, two vectors of B and a broadcast fill the register file: 32 registers of AVX-512 and NEON, or 16 of
+// AVX2.
 constexpr int kRows = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 6 : kLanes == 1 ? 4 : 12;
 
 struct MmaF32 {
@@ -30,7 +31,8 @@ struct MmaBF16 {
   using Word = uint32_t;
   static constexpr int kPair = 2;
   static VF multiply_add(VU a, VU b, VF c) {
-    // Not the intrinsic: its vector type makes GCC 12 spill every operand and Clang 16 crash.
+    // Inline assembly instead of the intrinsic, because its vector type makes GCC 12 spill every operand and Clang 16
+    // crash.
     asm("vdpbf16ps %2, %1, %0" : "+v"(c.raw) : "v"(a.raw), "v"(b.raw));
     return c;
   }
@@ -53,7 +55,7 @@ HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int6
                            const typename Mma::Word* b, int64_t k, float* c, int64_t c_stride, bool accumulate) {
   VF acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = hn::Zero(FTag());
-  // Rows in threes share a pointer: base, base + stride, base + 2 * stride are all addressing modes.
+  // Three rows share a pointer, because base, base + stride and base + 2 * stride are addressing modes.
   constexpr int kBases = Adjacent ? 1 : (R + 2) / 3;
   const typename Mma::Word* base[kBases];
   for (int i = 0; i < kBases; ++i) base[i] = a + 3 * i * row_stride;
@@ -68,7 +70,8 @@ HWY_INLINE void gemm_block(const typename Mma::Word* a, int64_t row_stride, int6
     }
     for (int j = 0; j < kBases; ++j) base[j] += k_stride;
   }
-  // Added at the end, not started from: sums of a tile are small compared with C, so long sums round less.
+  // C is added at the end instead of initialising the sums. Sums of a tile are small compared with C, so that long sums
+  // round less.
   if (accumulate) {
     for (int r = 0; r < R; ++r) {
       acc[r][0] = hn::Add(acc[r][0], load(c + r * c_stride));
@@ -95,7 +98,7 @@ HWY_INLINE void gemm_rows(int rows, const typename Mma::Word* a, int64_t row_str
 template <class Mma, bool Adjacent>
 HWY_NOINLINE void gemm_strided(int64_t rows, Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k,
                                float* c, int64_t c_stride, bool accumulate) {
-  // Blocks are as even as possible: 64 rows are 11+11+11+11+10+10, not 5 * 12 + 4.
+  // Blocks are as equal as possible: 64 rows are 11+11+11+11+10+10, not 5 * 12 + 4.
   for (int64_t done = 0; done < rows;) {
     const int64_t left = rows - done, blocks = (left + kRows - 1) / kRows;
     const int take = static_cast<int>((left + blocks - 1) / blocks);

@@ -1,5 +1,5 @@
-// A block mask from a mask_mod, as kernels/prepost/make_blocks.cuh has it: a state for each block, by interval
-// arithmetic where that decides, and lists of these.
+// Computes a block mask from a mask_mod like kernels/prepost/make_blocks.cuh: a state for each block, and lists of
+// states. Interval arithmetic decides a block if it can.
 #include <algorithm>
 #include <vector>
 
@@ -72,7 +72,7 @@ struct ListRow {
   int64_t step, columns;
 };
 
-// One row of one list: first the columns with a state between these two, then the remaining columns.
+// Writes one row of one list: first the columns with a state between these two, then the remaining columns.
 void list_row(const MadeList& list, const ListRow& row, State least, State most) {
   const int64_t batch = row.batch, head = row.head, number = row.number, columns = row.columns;
   int32_t* const index =
@@ -96,7 +96,7 @@ void make_blocks(const MakeBlocksProblem& m, Threads& threads, std::byte* worksp
   const double work = static_cast<double>(m.blocks()) * 64;
   const size_t floats = m.mask_mod->program->result_tiles.floats() + 16;
   std::vector<float> memory(floats * static_cast<size_t>(threads.count()));
-  // A row of blocks at once.
+  // Each item is a row of blocks.
   for_each_item(threads, Take::kInSections, m.lists() * m.blocks_q, work, reinterpret_cast<std::byte*>(memory.data()),
                 floats * sizeof(float), [&](int64_t item, std::byte* own) {
                   Asker asker(m, reinterpret_cast<float*>(own));

@@ -47,11 +47,11 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
       keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
       rows * (given + bytes(p.dq, p.head_dim));
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
-  // dS of a strip that exceeds the L2 cache.
+  // A chunk of dS exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
   if (plan.backward.ds_chunk_bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
-  // Every tile of keys reads the queries that see it, their dout, lse and delta. It adds to their float32 dq, which is
-  // then converted, unless there is only one tile. With strips it writes dS instead, which is read again.
+  // Every tile of keys reads the queries that see it, and their dout, lse and delta. It adds to their float32 dq, which
+  // is then converted, unless only one tile exists. With ds_gmem it writes dS instead, which the dq kernel reads.
   const double sums = t.single_n_block || t.ds_gmem ? 0 : d;
   f.l2_bytes = own + work.pairs / t.tile_n * (kElement * planner.iteration_columns(t) + kFloat * (2 * scores + sums)) +
                rows * kFloat * (2 + sums) + (t.ds_gmem ? 2 * kElement * work.pairs : 0);

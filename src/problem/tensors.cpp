@@ -15,7 +15,7 @@ constexpr int position_of(Field field) {
   return i;
 }
 
-// (head), or (batch, head).
+// The view of a tensor (head) or (batch, head).
 HeadView head_view_of(const Operand& o) {
   return {.data = o.data,
           .dtype = o.dtype,
@@ -31,7 +31,7 @@ BiasView bias_view_of(const Operand& o) {
   return view;
 }
 
-// A result of a computation in t: wide enough for the digits that 16-bit types lose.
+// The types of a result that is computed in t: t, or float32 with the digits that 16-bit types lose.
 DTypes or_f32(DType t) { return only(t) | (t == DType::f64 ? 0 : only(DType::f32)); }
 
 Status check_head_dim(const char* tensor, int64_t size) {
@@ -304,8 +304,8 @@ Status ProblemBuilder::read_used_lengths() {
   return {};
 }
 
-// In a packed call the longest sequence, as the caller gave it, tightens the bound that the total is. The values of
-// cu_seqlens do not, so that a call and its workspace_size see the same Problem.
+// Reads the longest sequence of a packed call, which the caller passes; otherwise the total bounds it. The values of
+// cu_seqlens do not bound it, so that a call and its workspace_size see the same Problem.
 Status ProblemBuilder::read_longest() {
   const struct {
     const char* name;

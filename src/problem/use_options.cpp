@@ -44,7 +44,7 @@ void use_softcap(Problem* p) {
   p->taken.softcap = true;
 }
 
-// A mask that shows less than a window is evaluated within the window, if no lists leave blocks out.
+// Evaluates a mask within a window if the mask hides all keys outside it. Not if lists omit blocks.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
   const score_mod::Band band = score_mod::band_of(p->mask_mod->program->mod, p->mask_mod->values, lengths_of(*p));
@@ -52,7 +52,7 @@ void use_window(Problem* p) {
   const bool bounded = band.left != TANDEM_UNBOUNDED || band.right != TANDEM_UNBOUNDED;
   if (bounded ? !measure_from(band.diagonal, p) : !band.whole) return;
   const int64_t left = std::min(p->window_left, band.left), right = std::min(p->window_right, band.right);
-  if (left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && left + right < 0) return;  // no window shows nothing
+  if (left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && left + right < 0) return;  // such a window shows no key
   p->window_left = left;
   p->window_right = right;
   p->taken.window = true;
@@ -61,8 +61,8 @@ void use_window(Problem* p) {
   p->block_mask = {};
 }
 
-// Without the absolute value the text is ALiBi where no key lies on the diagonal's other side. A forward of lists has
-// larger tiles with a text than with ALiBi.
+// Without the absolute value the text equals ALiBi if no key lies after the diagonal. A forward with lists has larger
+// tiles with a text than with ALiBi.
 void use_alibi(Problem* p) {
   if (p->pass == TANDEM_FORWARD && p->block_mask) return;
   if (!p->score_mod || p->score_mod->cells > 0 || p->bias || p->alibi_slopes) return;

@@ -1,4 +1,4 @@
-"""Runs FlashAttention-4's own kernels on the virtual GPU.
+"""Runs FlashAttention-4's kernels on the virtual GPU.
 
     pip install flash-attn-4 numpy                      # its wheels, with torch for the CPU; no GPU, no CUDA driver
     python flash_attention_4.py dump ptx                # compiles its kernels: ptx/sm_90a/fwd_d128.ptx, ...
@@ -175,7 +175,7 @@ CASES = {  # name: head_dim, heads of keys for 16 of queries, causal
     "bwd_d128": (128, 16, False),
     "bwd_d128_causal": (128, 16, True),
 }
-# For sm_100a alone.
+# Only sm_100a has these forms.
 FORMS = {64: ("", "_deterministic"), 128: ("_deterministic", "_one_cta", "_one_cta_deterministic")}
 CASES |= {
     f"bwd_d{head_dim}{causal}{form}": (head_dim, 16, bool(causal))
@@ -193,7 +193,7 @@ PARTS = {"preprocess": ".pre", "": "", "postprocess": ".post"}
 
 
 def compile_case(case, arch):
-    """Runs in a process with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set. Nothing is launched; tensors are fakes."""
+    """Compiles in a process with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set. No kernel is launched; tensors are fakes."""
     import cutlass
     import cutlass.utils
     import cutlass.utils.hardware_info
@@ -202,7 +202,7 @@ def compile_case(case, arch):
     from cutlass._mlir.dialects import math as mlir_math
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Hardware:  # stands for the driver
+    class Hardware:  # a replacement of the driver's properties
         def __init__(self, *_, **__):
             pass
 

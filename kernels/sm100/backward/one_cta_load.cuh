@@ -4,7 +4,7 @@
 #include "sm100/backward/smem.cuh"
 
 // Loads keys and values of every tile, then queries with lse and delta, and dout of every iteration. The first
-// iteration's operands come before the keys, while the previous tile is stored.
+// iteration's operands are loaded before the keys, while the epilogue stores the previous tile.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void load_one_cta(const BackwardParams& p, SharedStorage<T>& s) {
   PipelineState<T.q_stages> q_ring;

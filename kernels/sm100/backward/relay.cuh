@@ -6,7 +6,7 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// Handles 128 rows, of which `used` are used.
+// Zeroes the rows from `used` to 128 and signals.
 TANDEM_DEVICE void pass(u64* tma_full, u64* peer_full, u32 parity, u16* block, int columns, int used) {
   constexpr int kRows = Sm100BackwardConfig::tile_m;
   const int lane = threadIdx.x % 32;

@@ -14,7 +14,7 @@
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
-  constexpr int kEpilogueSync = 1;  // named barrier
+  constexpr int kEpilogueSync = 1;  // a named barrier
   // The columns of a block of the result, and its chunks of 16 columns.
   constexpr int kColumns = T.o_block_columns(), kChunks = 128 / kColumns;
   const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32, thread = threadIdx.x % 128;
@@ -40,9 +40,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
     mbarrier_wait(&s.o_full[i], parity);
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
-    bool lost = false;  // products of large probabilities and values overflow
+    bool lost = false;  // large probabilities times large values overflow
     for (int block = 0; block < kBlocks; ++block, out.advance()) {
-      // After the last store from this buffer has read it.
+      // The last store from this buffer has then read it.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();
@@ -108,9 +108,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.work_empty[slot.index]);
   }
-  // The leader commits every n_block's PV product to the other CTA, which must not end before. (One tile always means a
-  // CTA pair.) After o_full at most the last commit is outstanding. The softmax sees one commit less, and could mistake
-  // the parity of the last but two.
+  // The leader commits every n_block's PV product to the other CTA, which must not end before the commit arrives. After
+  // o_full at most the last commit is outstanding. The softmax waits for one commit less, so that this wait is needed.
+  // (One tile always means a CTA pair.)
   if constexpr (T.q_stage() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
   if (warp == 0 && elect_one()) tma_store_wait();
 }

@@ -73,7 +73,7 @@ TANDEM_DEVICE void sync_all() {
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void begin(const ForwardParams& p, SharedStorage<T>& s, int warp) {
-  // Warps that read work tiles from load().
+  // The warps that read work tiles from load().
   const int warps = 4 * (T.q_stage() + 1) + (cta_rank<T>() == 0) + T.has_relay_warp();
   constexpr int ctas = T.ctas();
   if (threadIdx.x == 0) {
@@ -115,7 +115,7 @@ TANDEM_DEVICE void begin(const ForwardParams& p, SharedStorage<T>& s, int warp) 
   // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
   // barriers.
   if constexpr (T.two_cta) cluster_sync();
-  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
+  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // allocates all columns, which begin at 0
   __syncthreads();
 }
 

@@ -8,8 +8,9 @@
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
 
-// The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask begins and ends
-// count iterations, the last first. Unmasked n_blocks are then those without causal or window bounds.
+// The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask, begins and ends
+// index the list of iterations, last first. The unmasked n_blocks are then the n_blocks without causal or window
+// bounds.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   const TileCoords& tile = work.coords;
@@ -45,9 +46,9 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   work.last_n_block = work.end - 1;
 }
 
-// Work tiles come in the order of CTAs: the hardware gives this cluster the work of clusters that have not begun. The
-// longest come first, and no counter is needed. The answer is read before the queries of its work tile are loaded, in
-// both CTAs. Its slot is used again two work tiles later, after those products.
+// CLC: the hardware gives this cluster the work of clusters that have not begun. The longest tiles come first, and no
+// counter is needed. Both CTAs read the response before they load the queries of its work tile. The slot is used again
+// two work tiles later, after the products of the first one.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
   SharedStorage<T>& s;
@@ -59,7 +60,7 @@ struct ClcQuery {
     if (cta_rank<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.index], &s.clc_full[at.index]);
     asked = true;
   }
-  // The work tile that ask() has requested; -1: none is left.
+  // Returns the requested work tile, or -1 if no tile remains.
   TANDEM_DEVICE int answer() {
     mbarrier_wait(&s.clc_full[at.index], at.phase);
     const int first = clc_query_cancel(&s.clc_response[at.index]);
@@ -91,9 +92,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = cta_rank<T>();
   const int listed = T.varlen ? p.counter[1] : 0, num_work_tiles = T.varlen ? listed * heads : p.tiles;
   const int stride = gridDim.x / T.ctas();
-  int fresh = blockIdx.x / T.ctas();  // work tile
-  int idle = 0;                       // free slots without a retry, after the last fresh tile
-  bool used = false;                  // every slot
+  int fresh = blockIdx.x / T.ctas();  // index of the next work tile without a retry
+  int idle = 0;                       // number of free slots after the last fresh tile
+  bool used = false;                  // true after the first use of all slots
   [[maybe_unused]] ClcQuery<T> clc_query{s};
   for (;; slot.advance(), used |= slot.index == 0) {
     Sm100Work& work = s.work[slot.index];
@@ -130,7 +131,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
         tma_load(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k, tile.batch);
       ring.advance();
     };
-    // Iterations are n_blocks; with a block mask they are counted, the last first.
+    // n_blocks index the iterations; with a block mask, positions in the list do, last first.
     [[maybe_unused]] const int* const steps = T.block_mask ? steps_of<T>(p, tile) + kListHeader : nullptr;
     auto n_block_at = [&](int step) {
       if constexpr (T.block_mask) return n_block_of(steps[end - 1 - step]);
@@ -173,7 +174,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
-  if constexpr (T.two_cta) {  // commits signal free blocks only to a running CTA
+  if constexpr (T.two_cta) {  // commits free blocks only while the CTA runs
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
 #pragma unroll 1

@@ -13,8 +13,8 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
                                     const UnmaskedBlocks& unmasked, bool strict) {
   const int* next_step = steps_of<T>(p, work.coords) + kListHeader;
   const int unit = i * T.ctas() + cta_rank<T>();
-  [[maybe_unused]] bool shown = false;  // each row has seen some key
-  [[maybe_unused]] bool moved = true;   // row_max, since e was computed
+  [[maybe_unused]] bool shown = false;  // every row has seen a key
+  [[maybe_unused]] bool moved = true;   // row_max has moved since e was computed
   [[maybe_unused]] Exponents e(steps.scale, steps.softmax.row_max);
   int ahead = *next_step++;
 #pragma unroll 1
@@ -80,9 +80,9 @@ TANDEM_DEVICE void softmax(const ForwardParams& p, SharedStorage<T>& s, int i) {
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) steps.masked_block(n_block);
         } else if constexpr (T.bounded_left) {
-          // A window hides scores at both ends. Consecutive loops would contain the masked iteration twice, and compile
-          // longer.
-          [[maybe_unused]] bool moved = false;  // row_max, since e was computed
+          // A window hides scores at both ends. Two consecutive loops would contain the masked iteration twice and
+          // compile more slowly.
+          [[maybe_unused]] bool moved = false;  // row_max has moved since e was computed
 #pragma unroll 1
           for (; warp_any(n_block >= begin); --n_block) {
             if (warp_any(n_block >= strict_end || n_block < unmasked_begin)) {

@@ -3,8 +3,8 @@
 #include "sm90/backward/dq_accumulate.cuh"
 #include "sm90/backward/mma.cuh"
 
-// Wide heads, after scores are complete and with dP in flight: stores P to shared memory, multiplies dV and computes
-// dS.
+// Wide heads: stores P to shared memory, multiplies dV and computes dS. On entry scores are complete, and dP is in
+// flight.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.score_queries() / 2],
                              float (&dp)[T.score_queries() / 2], u32 (&ds)[T.score_queries() / 4],
@@ -28,8 +28,8 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
   pack_all<T>(ds, dp);
 }
 
-// shared_p schedule for wide heads: all warpgroups share the same keys, and each has its own queries of an iteration.
-// They synchronize after P and after dS have been stored.
+// The schedule shared_p for wide heads: all warpgroups share the same keys, and each has separate queries of an
+// iteration. They synchronize after P has been stored and after dS has been stored.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_shared_p(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                      float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

@@ -35,10 +35,10 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
   const Sm90Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
-  // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for that, and they are drawn
-  // before the turn. With a block mask the n_block is known only later.
+  // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for the exchange, and bits are
+  // drawn before the turn. With a block mask the n_block is known only later.
   constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
-  // strict_now() is evaluated after the products are issued. True: every maximum is taken.
+  // strict_now() is evaluated after the products are issued. It returns true if every maximum must be computed.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
     if constexpr (kDrawsFirst) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
     w.wait_k();
@@ -64,7 +64,7 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     constexpr bool kCapsLate = T.softcap && T.lazy_max() && !T.block_mask;
     bool caps_late = false;
     if constexpr (kCapsLate) {
-      const float bound = bound_of(f.scores);  // after the evaluation of `strict` ptxas would spill
+      const float bound = bound_of(f.scores);  // ptxas would spill if this came after `strict`
       const bool masks = masked && hides<T>(at, n_block);
       caps_late = !strict && !__any_sync(~0u, masks || !(bound < rows.p.softcap_near_product));
     }

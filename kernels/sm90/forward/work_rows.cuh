@@ -7,8 +7,8 @@
 
 template <Sm90ForwardConfig T>
 struct WorkRows {
-  // Loaded when needed. If registers suffice it is loaded at the start of the tile, which is 2 % faster for short
-  // tiles.
+  // True: loaded at the start of the tile, which is 2 % faster for short tiles, if registers suffice. False: loaded
+  // where needed.
   static constexpr bool kAtOnce = !T.varlen && !T.block_mask && T.registers() > 160;
 
   const ForwardParams& p;
@@ -36,7 +36,7 @@ struct WorkRows {
   TANDEM_DEVICE bool is_used(int i) const { return !T.varlen || own_row(i).query < tile().q_len; }
 };
 
-// The n_blocks of a tile that 64 rows see: at least one.
+// The n_blocks of a tile that 64 rows see. The range has at least one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all,
                                        int first_row) {
@@ -46,7 +46,7 @@ TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords&
   return own;
 }
 
-// The n_blocks of a work tile, from last to first: all of the CTA, and the warpgroup's own.
+// The n_blocks of a work tile, from last to first: the CTA's range, and the warpgroup's range.
 template <Sm90ForwardConfig T>
 struct NBlockSteps {
   const NBlockRange all;
@@ -56,8 +56,8 @@ struct NBlockSteps {
     if constexpr (T.bounded_left || T.bounded_right) own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
-  // Block mask: the rest of the list, the number of iterations with this one, and the next two entries. shown: each row
-  // of the warpgroup has seen some key.
+  // Block mask: the rest of the list, the number of remaining iterations (this one included), and the next two entries.
+  // shown: each row of the warpgroup has seen a key.
   const int* list = nullptr;
   int steps = 0, ahead = 0;
   u32 next = 0;

@@ -7,7 +7,7 @@
 namespace tandem::plan {
 namespace {
 
-// True if rows fill the tiles of two CTAs as well as the tiles of one.
+// True if rows fill the tiles of two CTAs as well as the tiles of one CTA.
 bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
   Sm100ForwardConfig alone = t;
   alone.two_cta = false;
@@ -25,11 +25,11 @@ Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties&
                 (c.cluster == Cluster::two_cta_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
     // CLC launches one CTA per tile, which sm_limit forbids.
     t.clc = t.two_cta && (t.bounded_left || t.bounded_right || t.varlen) && p.sm_limit == 0;
-    const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
+    const bool fast_exponentials = device.compute_minor > 0;  // double rate since B300
     if (t.has_score_mod() || t.dropout || fast_exponentials) {
       t.ex2_emu_pairs = 0;
     } else {
-      const bool few = t.bounded_left || t.block_mask;  // few scores in registers at once
+      const bool few = t.bounded_left || t.block_mask;  // few registers for scores at once
       t.ex2_emu_pairs = !t.lazy_max() ? c.ex2_emu_pairs_strict
                         : t.two_cta   ? c.ex2_emu_pairs_two_cta
                         : few         ? c.ex2_emu_pairs_window

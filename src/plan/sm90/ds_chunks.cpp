@@ -7,8 +7,8 @@
 namespace tandem::plan {
 namespace {
 
-// Heads of a chunk, at most `most`. Equal chunks need the least memory, unless `most` leaves fewer SMs idle in the last
-// wave of each chunk. With a mask tiles differ in length and fill such waves.
+// Returns the number of heads of a chunk, at most `most`. Equal chunks need the least memory, unless `most` leaves
+// fewer SMs idle in the last wave of each chunk. With a mask tiles differ in length and fill such waves.
 int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has_mask) {
   const int64_t even = ceil_div(heads, ceil_div(heads, most));
   const auto waves = [&](int64_t n) { return ceil_div(n * n_blocks, kH200Sms); };
@@ -74,7 +74,7 @@ DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, co
     if (pairs_heads && round_up(wanted, 2) <= fitting) chunks.heads = round_up(wanted, 2), chunks.tile_heads = 2;
     chunks.heads = round_up(even_chunk_heads(heads, n_blocks, chunks.heads, has_mask), chunks.tile_heads);
   } else if (!has_mask && most / m_blocks >= config.dq_sum_n_blocks()) {
-    // A part of one head: whole sums of dq, in parts as equal as these allow.
+    // A chunk is a part of one head. It has whole sums of dq, and chunks are as equal as these allow.
     chunks.heads = 1;
     const int64_t accums = ceil_div(n_blocks, config.dq_sum_n_blocks());
     const int64_t most_accums = most / m_blocks / config.dq_sum_n_blocks();

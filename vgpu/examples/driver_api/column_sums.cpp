@@ -1,5 +1,5 @@
-// A plain program of the CUDA driver's interface: PTX, a tensor map, a launch with clusters. It runs on a GPU with its
-// driver, and without both on a virtual GPU:
+// A program that uses the CUDA driver's interface: PTX, a tensor map, a launch with clusters. It runs on a GPU, or on a
+// virtual GPU without a driver:
 //
 //   g++ -std=c++20 column_sums.cpp -o column_sums -ldl
 //   tandem vgpu exec ./column_sums

@@ -1,4 +1,4 @@
-// Blocks begin and end.
+// The events at the begin and end of blocks.
 #include <algorithm>
 #include <iterator>
 #include <tuple>
@@ -151,7 +151,7 @@ void Watch::block_ends(int32_t cta) {
   running_.erase(cluster.id);
 }
 
-// The shared memory ends with the block, so no access to it may be outstanding.
+// The shared memory ends with the block, so that no access to it may be outstanding.
 void Watch::check_left_under_way(Cluster& cluster, CheckedBlock& block) {
   if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // its own threads alone, and they have exited
   // It is enough that the access has happened, so that a relaxed barrier suffices.

@@ -1,4 +1,5 @@
-// The checker: happens-before over barriers, mbarriers, fences and proxies, for every byte that a kernel touches.
+// The checker. It follows the happens-before order over barriers, mbarriers, fences and proxies, for every byte that a
+// kernel accesses.
 #pragma once
 
 #include <memory>
@@ -17,14 +18,15 @@ class Checker : public Observer {
     size_t max_findings = 20;  // limit for each grade; one for each rule and line
     bool letter = true;        // false: findings by the letter are dropped
   };
-  // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
+  // buffers: all global memory that the kernel may access. Empty: global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,
                                          std::span<const Buffer> buffers, Options options);
-  // Sorted by place in the source; complete once run() has returned.
+  // The findings, sorted by place in the source. They are complete after run() has returned.
   virtual std::vector<Finding> findings() const = 0;
 };
 
-// The line of an instruction, with the calls that led there; of PTX without line information, its own. -1: "".
+// The source line of an instruction, with the calls that led there. Without line information it is the PTX line. -1:
+// "".
 std::string place_of(const Program& program, int32_t instruction);
 
 // Lines of a report: rule, kernel, source line, thread, subject, the other party, advice.

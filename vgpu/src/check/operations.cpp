@@ -1,4 +1,4 @@
-// Asynchronous operations: when they are issued, what they touch, and how their completion becomes known.
+// Asynchronous operations: their issue, the memory that they access, and the events that make their completion known.
 #include <algorithm>
 
 #include "vgpu/src/check/names.h"
@@ -18,7 +18,7 @@ bool signals(AsyncKind kind) {
          kind == AsyncKind::cluster_launch;
 }
 
-// Atomic ones: of this scope.
+// Returns the scope of an atomic operation.
 int scope_of(const ptx::Instruction& source) {
   if (source.has("reduce")) return scope_code(Scope::gpu);
   return source.opcode == "red" ? scope_code(Scope::cluster) : kWeak;
@@ -94,7 +94,7 @@ bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, co
 
 void Watch::touch_spans(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes) {
   const Actor& actor = operation->actor;
-  // Threads that issue together, each for itself.
+  // Threads issue together, but each lane has a separate operation.
   const bool per_lane = operation->kind == AsyncKind::cp_async && (actor.lanes & (actor.lanes - 1)) != 0 &&
                         spans.size() == static_cast<size_t>(std::popcount(actor.lanes));
   if (!per_lane) {
@@ -112,7 +112,7 @@ void Watch::touch_spans(const Scene& scene, Operation* operation, std::span<cons
   for (uint32_t m = actor.lanes; m; m &= m - 1) touch_alike(scene, operation, spans.subspan(i++, 1), writes, m & -m);
 }
 
-// spans: of one memory. by: on behalf of these lanes.
+// spans: of one memory. by: the lanes that issue the operation.
 void Watch::touch_alike(const Scene& scene, Operation* operation, std::span<const Span> spans, bool writes,
                         uint32_t by) {
   const Memory memory = spans[0].memory;
@@ -154,7 +154,7 @@ bool Watch::all_have_issued(const Scene& scene, const Actor& actor, AsyncId id, 
   return !reads.empty();
 }
 
-// warp: of the block; -1: all that issue it.
+// warp: the index in the block; -1: all warps that issue it.
 void Watch::add_issuers(const Scene& scene, const Operation& operation, int32_t warp, uint32_t by, Access* access) {
   if (operation.kind != AsyncKind::wgmma) {
     access->issued_by(scene.warp, scene.warp.share_of(first_of(by)), by);
@@ -303,7 +303,7 @@ void Watch::group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bo
   warp.touched(actor.lanes);
 }
 
-// Sites of operations that nothing refers to any more make room for new ones.
+// Removes sites of operations that no entry refers to, because new sites need space.
 void Watch::collect_sites(Cluster& cluster) {
   if (cluster.sites.count() < std::max(kManySites, 2 * cluster.sites_kept)) return;
   std::vector<bool> marked(cluster.sites.end());

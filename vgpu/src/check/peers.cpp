@@ -8,7 +8,7 @@
 
 namespace tandem::vgpu::check {
 
-// Every thread knows that its own block has begun.
+// Every thread knows that its block has begun.
 void Watch::begin_block(Cluster& cluster, const CheckedBlock& block) {
   if (cluster.blocks.size() == 1) cluster.begun_row = new_row(cluster);
   const auto lane = static_cast<int>(cluster.blocks.size()) - 1;
@@ -68,7 +68,7 @@ void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Mb
   barrier->committed_by = actor;
 }
 
-// An arrival that is late comes to a barrier that is no more.
+// A late arrival would reach a barrier that has been invalidated.
 void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id, const Mbarrier& barrier) {
   const ClockRef& seen = scene.warp.share_of(first_of(actor.lanes)).known.seen;
   const Token& commit = barrier.commit;
@@ -83,8 +83,8 @@ void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, 
       "the same thread has been waited for");
 }
 
-// The arrival must not reach a block that has ended. After a wait for a later commit of the same thread, it cannot on
-// hardware that delivers arrivals in the order of the commits. PTX defines no such order.
+// The arrival must not reach a block that has ended. After a wait for a later commit of the same thread, this is
+// impossible on hardware that delivers arrivals in the order of the commits. PTX defines no such order.
 void Watch::check_commits_of_peers(const Cluster& cluster, const CheckedBlock& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;

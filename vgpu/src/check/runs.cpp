@@ -1,11 +1,11 @@
-// Shadow memory of lanes side by side.
+// Shadow memory of runs: adjacent lanes with one granule.
 #include <algorithm>
 
 #include "vgpu/src/check/shadow.h"
 
 namespace tandem::vgpu::check {
 
-// Every earlier access there happened before this one.
+// True if every earlier access to the part happened before this access.
 bool Page::is_behind(const Part& part, Touch& touch) const {
   if (!(part.initialised || touch.writes)) return false;
   const auto behind = [&](Epoch x) { return !x || x == touch.epoch || touch.judge(x) == Touch::Verdict::ordered; };
@@ -16,7 +16,7 @@ bool Page::is_behind(const Part& part, Touch& touch) const {
   return !(touch.writes || others.wrote) || std::all_of(others.epochs.begin(), others.epochs.end(), is_fine);
 }
 
-// The state of a granule after such an access.
+// Records the access in the state of a granule.
 void Page::record(Part* part, Touch& touch) {
   if (!touch.writes) return add_read(part, touch);
   release_others(part);
@@ -70,7 +70,7 @@ uint32_t Page::new_several() {
   return index;
 }
 
-// A granule that was one part so far: into as many as its runs have lanes.
+// Splits a granule of one part into as many parts as its runs have lanes.
 Page::Parts& Page::split(Part* granule) {
   uint32_t step = kGranule;
   const auto take_step = [&](Epoch x) {
@@ -109,7 +109,7 @@ void Page::join(uint32_t granule) {
   if (parts[0].others != 0) return;
   const auto step = static_cast<uint32_t>(kGranule / count);
   const auto first = std::find_if(parts.begin(), parts.end(), [](const Part& part) { return part.bytes & 1; });
-  // The run that the first part of the granule records.
+  // Returns the run that the first part of the granule records.
   const auto run_of = [&](Epoch x) {
     if (!x || x.lane() == kTogether || x.lane() + static_cast<int>(parts.size()) > kLanes) return x;
     return Epoch::run(x.site(), x.time(), x.lane(), step, x.scope(), x.wrote());

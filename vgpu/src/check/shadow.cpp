@@ -102,7 +102,7 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
     add_read(part, touch);
     return;
   }
-  // Atomic accesses that nothing orders before an atomic write must still be before later ones that are not atomic.
+  // Atomic accesses that are unordered with an atomic write must still precede later accesses that are not atomic.
   Part fresh;
   fresh.write = touch.epoch;
   fresh.is_wide = touch.is_wide;
@@ -124,7 +124,7 @@ void Page::apply(Part* part, Touch& touch, uint32_t at) {
   *part = fresh;
 }
 
-// True if several stores of one constant race, and one of them is ordered before this read: the read returns the
+// True if several stores of one constant race, and one of them is ordered before this read. The read returns the
 // constant in any case.
 bool Page::reads_constant(const Part& part, Touch& touch) const {
   const Others& others = others_[part.others];
@@ -157,8 +157,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Reads that are ordered before this one need not be kept. They are removed when there is no room, and only now and
-// then if there are many.
+// Reads that are ordered before this read need not be kept. They are removed if no entry is free, and occasionally if
+// there are many.
 void Page::add_read(Part* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
@@ -184,8 +184,8 @@ void Page::add_read(Part* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// Records an atomic update after other atomic updates. It needs no judgement. All of them are kept, and of one thread's
-// updates only the last.
+// Records an atomic update after other atomic updates. It needs no check. All threads' updates are kept, but only the
+// last of each thread.
 void Page::update(Part* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;

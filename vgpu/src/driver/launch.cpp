@@ -1,4 +1,4 @@
-// Functions, occupancy and launches. A launch has completed when its call returns.
+// Functions, occupancy and launches. A launch is complete when its call returns.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -166,7 +166,8 @@ CUresult check_launch(const char* name, const State& state, const Function& func
   return kSuccess;
 }
 
-// Addresses of parameters: as given, or in the block that `extra` names. False: it is neither.
+// Reads the addresses of parameters, from `parameters` or from the block that `extra` names. Returns false if both are
+// missing.
 bool take_parameters(const Function& function, void** parameters, void** extra, std::vector<void*>* args) {
   const Program& program = function.program();
   const size_t count = program.function().parameters.size();
@@ -213,7 +214,7 @@ CUresult launch(const char* name, const Wanted& asked, Function* function, void*
     launch.args = args.data();
     const Status status = state.device().launch(launch);
     CUresult result = state.result_of_last_launch();
-    // Findings have been printed; what stopped it without one has not.
+    // Findings are printed already; errors without a finding are not.
     if (!status.ok() && status.code != TANDEM_DEVICE_ERROR) result = refuse(name, kInvalidValue, status.message);
     if (result == kSuccess) return kSuccess;
     const std::lock_guard lock(state.mutex);

@@ -1,4 +1,4 @@
-// Modules and libraries, which are the same here, their functions and variables.
+// Modules and libraries, which are equal here, their functions and variables.
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -76,7 +76,7 @@ CUresult unload(const char* name, Module* module) {
 
 constexpr int32_t kPlainSharedBytes = 48 << 10;
 
-// Decodes the kernel on first use. The caller has the lock.
+// Decodes the kernel on first use. The caller holds the lock.
 CUresult find(const char* caller, State& state, Module* module, std::string_view name, Function** function) {
   if (!state.modules.contains(module)) return kInvalidHandle;
   const ptx::Function* const entry = module->text->find(name);
@@ -106,7 +106,7 @@ CUresult get_function(const char* caller, Function** function, Module* module, c
   });
 }
 
-// Variables live with the module's kernels: the first kernel of it knows them.
+// Variables belong to the module's kernels, so that the first kernel is decoded to find them.
 CUresult get_global(const char* caller, CUdeviceptr* address, size_t* bytes, Module* module, const char* name) {
   return serve(caller, Needs::context, [&](State& state) {
     if (name == nullptr) return kInvalidValue;
@@ -252,7 +252,7 @@ TANDEM_DRIVER(cuFuncGetName, (const char** name, const Function* function)) {
 TANDEM_DRIVER(cuKernelGetName, (const char** name, const Function* kernel)) {
   return name_of("cuKernelGetName", name, kernel);
 }
-// Decoded already.
+// Kernels are already decoded.
 TANDEM_DRIVER(cuFuncLoad, (Function*)) {
   return serve("cuFuncLoad", Needs::context, [](State&) { return kSuccess; });
 }

@@ -59,7 +59,7 @@ struct Stream {
   std::shared_ptr<Capture> capture = {};  // null: work is executed when it is submitted
 };
 
-// Memory that a program was given.
+// Memory that a program has allocated or registered.
 struct Memory {
   enum class Kind : uint8_t { device, host, managed };
   Kind kind = Kind::device;
@@ -75,16 +75,16 @@ std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
 class State {
  public:
-  // The process's; made at the first call, never destroyed.
+  // The process's state. It is created at the first call and never destroyed.
   static State& get();
 
-  // cuInit. Prints once why there is no device.
+  // Implements cuInit. Prints once why no device is available.
   CUresult initialise();
   bool is_initialised() const { return device_ != nullptr; }
   gpu::Device& device() { return *device_; }
   const Model& model() const { return *model_; }
 
-  // Guards the members below. It is not held while a kernel runs.
+  // Guards the members below. It is not locked while a kernel runs.
   std::recursive_mutex mutex;
   Context primary;
   int primary_users = 0;
@@ -98,7 +98,7 @@ class State {
   CUresult failure = kSuccess;  // result of a failed kernel; every later call returns it
 
   bool holds(const Context* context) const { return context == &primary || contexts.contains(context); }
-  // The allocation around an address, or end().
+  // Returns the allocation around an address, or end().
   std::map<CUdeviceptr, Memory>::iterator around(CUdeviceptr address);
 
   // Prints the new findings of each launch, and records the result that a GPU would return.
@@ -113,20 +113,20 @@ class State {
   bool tried_ = false;
 };
 
-// Contexts of this thread, the current one last.
+// Contexts of this thread, the current context last.
 std::vector<Context*>& context_stack();
 Context* current_context();
 
-// "tandem vgpu: cuMemAlloc_v2: <sentence>" on standard error.
+// Prints "tandem vgpu: cuMemAlloc_v2: <sentence>" to standard error.
 void say(const char* function, const std::string& sentence);
-// The same, and what the function returns.
+// Prints the same, and returns the function's result.
 CUresult refuse(const char* function, CUresult result, const std::string& sentence);
 // Converts a device's status: out of memory, or `otherwise`.
 CUresult result_of(const char* function, const Status& status, CUresult otherwise = kInvalidValue);
 
 enum class Needs : uint8_t { nothing, device, context };
 
-// Every function of the interface: refuses what comes too early, and lets no exception out.
+// Wraps every function of the interface: refuses calls before cuInit, and catches exceptions.
 template <class Body>
 CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
   try {
@@ -147,7 +147,7 @@ CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
 
 // A function that the library exports.
 #define TANDEM_DRIVER(name, parameters) extern "C" [[gnu::visibility("default")]] CUresult name parameters
-// The same under the name that code compiled for a default stream per thread uses: streams have nothing to order here.
+// The same under the name for code compiled with a default stream per thread. Streams order nothing here.
 #define TANDEM_DRIVER_ALIAS(alias, name)                                                   \
   __asm__(".globl " #alias "\n.type " #alias ", @function\n.set " #alias ", " #name "\n"); \
   static_assert(true)

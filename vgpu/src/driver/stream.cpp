@@ -1,4 +1,4 @@
-// Streams and events. Work is executed when it is submitted, so every order that a program demands is kept.
+// Streams and events. Work is executed when it is submitted, which satisfies every order that a program requires.
 #include <chrono>
 
 #include "vgpu/src/driver/state.h"
@@ -16,7 +16,7 @@ struct Event {
 };
 constexpr unsigned kDisableTiming = 2;
 
-// The default streams, of all threads and of each, have numbers in place of addresses.
+// The default streams (one of all threads, one of each) have numbers instead of addresses.
 bool is_stream(const State& state, const Stream* stream) {
   return reinterpret_cast<uintptr_t>(stream) <= 2 || state.streams.contains(stream);
 }
@@ -43,7 +43,7 @@ const Capture* capture_of(const State& state, const Stream* stream) {
   return state.streams.contains(stream) ? stream->capture.get() : nullptr;
 }
 
-// A stream that captures has nothing that could be waited for.
+// A stream that captures has no work to wait for.
 auto done_unless_capturing(const Stream* stream) {
   return [stream](State& state) { return capture_of(state, stream) ? kStreamCaptureUnsupported : kSuccess; };
 }

@@ -8,7 +8,7 @@ namespace tandem::vgpu::ptx {
 
 NameTable::NameTable(size_t expected) : slots_(std::bit_ceil(2 * expected + 16), -1) {}
 
-// The position of the name, or the position where it belongs.
+// Returns the position of the name, or the position where it must be inserted.
 size_t NameTable::slot_of(std::string_view name) const {
   constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15;
   uint64_t hash = name.size();
@@ -97,7 +97,7 @@ bool Names::declare_registers(std::string_view prefix, Type type, int64_t count)
   return true;
 }
 
-// The innermost family of the name in a scope deeper than this. %r12 may be the 13th of %r or the 3rd of %r1.
+// Returns the innermost family of the name in a scope deeper than this. %r12 may be the 13th of %r or the 3rd of %r1.
 const Names::Family* Names::find_family(std::string_view name, int32_t deeper_than) const {
   if (families_.empty() || families_.back().depth <= deeper_than) return nullptr;
   constexpr size_t kMaxDigits = 9;

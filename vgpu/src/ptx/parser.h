@@ -1,4 +1,4 @@
-// PTX text -> Module. Follows the PTX ISA, "Syntax" and "Directives".
+// Parses PTX text to a Module. Follows the PTX ISA, "Syntax" and "Directives".
 #pragma once
 
 #include <string_view>

@@ -11,7 +11,7 @@ namespace tandem::vgpu::trace {
 
 enum Unit : int32_t { kCopiesIn, kCopiesOut, kThreadCopies, kTensorCore, kTensorMemory, kUnits };
 
-// Something that others wait for: from which step on they may go on, the row it happened in, and when.
+// An event that others wait for: the step from which they may proceed, its row, and its time.
 struct Mark {
   int64_t step = 0;
   int32_t row = -1;
@@ -44,7 +44,7 @@ struct Copy {
   friend bool operator==(const Copy&, const Copy&) = default;
 };
 
-// Asynchronous operations in groups, as a warp commits them: the latest that each group or one before it has.
+// Groups of asynchronous operations that a warp commits. For each group, the latest operation up to its commit.
 struct Groups {
   int64_t latest = kNone;
   std::vector<int64_t> committed;

@@ -14,15 +14,15 @@
 
 namespace tandem::vgpu::units {
 
-// A of `rows` (8 or 16) x k: to[row * k + k].
+// Copies A of `rows` (8 or 16) x k: to[row * k + k].
 void rows_from_fragment(Format format, int rows, int k, const ConstRow* registers, float* to);
 void rows_from_fragment(Format format, int rows, int k, const ConstRow* registers, int32_t* to);
 
-// B of k x 8 columns: to[k * 8 + column].
+// Copies B of k x 8 columns: to[k * 8 + column].
 void columns_from_fragment(Format format, int k, const ConstRow* registers, float* to);
 void columns_from_fragment(Format format, int k, const ConstRow* registers, int32_t* to);
 
-// Sums of 16 (s32 only: or 8) rows x n.
+// Copies sums of 16 rows x n (s32 also: 8 rows).
 void sums_from_fragment(Sum sum, int n, const ConstRow* registers, float* to);
 void sums_from_fragment(Sum sum, int n, const ConstRow* registers, int32_t* to, int rows = 16);
 void sums_to_fragment(Sum sum, int n, const float* from, const Row* registers);

@@ -32,7 +32,7 @@ struct Wgmma {
   AsyncRef op;
 };
 
-// A setmaxnreg of the first warp that executes it. PTX requires an equal one in the other warps.
+// A setmaxnreg of the first warp that executes it. PTX requires the same count in the other warps.
 struct Reallocation {
   int32_t count = 0;   // registers of a thread
   int32_t source = 0;  // instruction of the op

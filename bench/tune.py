@@ -81,7 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def settle(name: str) -> None:
-    """Waits for the GPU. A kernel that never ends terminates the program, because it blocks all later ones."""
+    """Waits for the GPU. A kernel that never ends terminates the program, because it blocks all later kernels."""
     import torch
 
     event, begin = torch.cuda.Event(), time.monotonic()
@@ -129,8 +129,8 @@ def peers_of(options) -> dict:
 
 
 def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
-    """TFLOP/s of the fastest few tiles, of the tile for the next longer sequences, and of peers. Also the
-    multiprocessors' clock rate in MHz for each of them.
+    """Returns TFLOP/s of the fastest few tiles, of the tile for the next longer sequences, and of peers. Also returns
+    the multiprocessors' clock rate in MHz for each of them.
     """
     import torch
     from rig import clock
@@ -154,8 +154,8 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
 
 
 def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
-    """[(minimum length, tile), ...], the longest first, ending with a tile of two warpgroups for any length; all
-    rates; all clocks.
+    """Returns [(minimum length, tile), ...], the longest first, ending with a tile of two warpgroups for any length;
+    all rates; all clocks.
     """
     kernels = load(folder, layout, d, causal)
     if not kernels:
@@ -183,7 +183,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
 
 
 def entries(d, by_mask: dict) -> list[str]:
-    """The lines of kSm90Choices."""
+    """Returns the lines of kSm90TuningRows."""
     if by_mask["full"] == by_mask["bounded"]:
         by_mask = {"any": by_mask["full"]}
     lines = []
@@ -196,7 +196,7 @@ def entries(d, by_mask: dict) -> list[str]:
 
 
 def rewrite(text: str, found: dict) -> str:
-    """Returns the table's text with new measurements of these dims. Entries for windows and score options stay."""
+    """Returns the table's text with new measurements of these dims. Rows for windows and score options are kept."""
     match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
         raise SystemExit("--write: the file has no kSm90Choices[]")

@@ -36,8 +36,8 @@ constexpr Kind kinds[] = {{io::Element::f64, DType::f64},         {io::Element::
                           {io::Element::bf16, DType::bf16},       {io::Element::f16, DType::f16},
                           {io::Element::boolean, DType::boolean}, {io::Element::i32, DType::i32}};
 
-// A tensor larger than the memory of this host is refused here, because an overcommitting kernel or a sanitizer would
-// end the process instead of throwing bad_alloc.
+// Refuses a tensor larger than the memory of this host. An overcommitting kernel or a sanitizer would end the process
+// instead of throwing bad_alloc.
 void check_host_memory(size_t bytes) {
   const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   if (memory > 0 && static_cast<double>(bytes) > memory) throw std::bad_alloc();

@@ -25,7 +25,7 @@ std::string drawing_of(Inputs head, tandem_pass pass) {
   return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
 }
 
-// About the run before: where the checker finds something, that run fails.
+// Describes the preceding run, which fails if the checker reports an error.
 const char* what_the_checker_says() {
   vgpu::Options options;
   throw_if_failed(vgpu::options_from_environment(&options));

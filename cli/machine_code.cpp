@@ -34,11 +34,11 @@ Examined examine(const std::string& file, bool whole) {
   return examined;
 }
 
-// The tile of one block; two CTAs that issue one MMA have twice the rows.
+// Returns the tile of one block. Two CTAs that issue one MMA have twice the rows.
 Shape shape_of(const plan::ForwardKernel& tile) {
   const int rows = tile.tile_m() / tile.ctas();
   Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.tile_n};
-  // Blackwell's ring has blocks of keys' columns and of values' rows.
+  // Blackwell's ring has separate blocks for columns of keys and for rows of values.
   if (tile.blackwell()) shape.load_waits = tile.for_blackwell().k_blocks() + tile.for_blackwell().v_blocks();
   return shape;
 }
@@ -52,11 +52,11 @@ void write(const std::string& path, std::string_view text) {
 }
 
 // Compiles the kernels of a problem again, because the time of a first call is one of the figures. Kernels compile in
-// parallel, so the longest time counts. save: a file for the first cubin, or "".
+// parallel, so that the longest time counts. save: a file for the first cubin, or "".
 Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties device, bool whole,
                  const std::string& save) {
   setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a separate cache
-  device.image = gpu::Image::machine_code;  // also for a virtual device
+  device.image = gpu::Image::machine_code;  // a virtual device also gets machine code
   const auto seconds_since = [](std::clock_t start) {
     return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   };
@@ -92,7 +92,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   return examined;
 }
 
-// The tiles of a forward, and their steps of keys.
+// Returns the tiles of a forward, and their iterations over keys.
 Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   const plan::ForwardKernel& tile = planned.plan->forward.tile;
   const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
@@ -104,13 +104,13 @@ Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   grid.longest_first = floor.pairs < 0.99 * rows * keys;
   const double tile_rows = 1.0 * tile.tile_m() / tile.ctas();
   grid.tile_bytes = 2 * tile_rows * (tile.head_dim + tile.head_dim_v);
-  // At the diagonal half of the steps that a tile crosses is hidden.
+  // At the diagonal half of the iterations that a tile crosses is hidden.
   grid.steps = floor.pairs / (tile_rows * tile.tile_n) +
                (grid.longest_first ? 0.5 * grid.tiles * std::max(1.0, tile_rows / tile.tile_n) : 0);
   return grid;
 }
 
-// The waits of a backward.
+// Returns the waits of a backward.
 std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
   constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {

@@ -1,5 +1,5 @@
-// tandem explain --machine-code and --clocks: what a kernel's machine code costs, a unit at a time, and where the
-// clocks of a step go.
+// tandem explain --machine-code and --clocks: the cost of a kernel's machine code by unit, and the causes of the clocks
+// of an iteration.
 #pragma once
 
 #include <string>

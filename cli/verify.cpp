@@ -1,4 +1,4 @@
-// tandem verify: the error of any problem against float64, by the rule of judge.h.
+// tandem verify: the error of any problem against float64, by the bound of check_accuracy.h.
 #include <cstdio>
 #include <memory>
 

@@ -17,7 +17,7 @@ def _handle():
 
 
 def forward(x):
-    """A call for a problem's inputs. Raises cuDNN's error if it does not serve them."""
+    """Returns a call for a problem's inputs. Raises cuDNN's error if it does not serve them."""
     try:
         import cudnn
     except ImportError as why:
@@ -35,18 +35,18 @@ def forward(x):
     given = {}  # graph tensor -> torch tensor
 
     def small(tensor, data_type):
-        """A tensor of one number for each sequence or head."""
+        """Returns a tensor of one number for each sequence or head."""
         shape = [1, len(tensor), 1, 1] if data_type == cudnn.data_type.FLOAT else [len(tensor), 1, 1, 1]
         node = graph.tensor(dim=shape, stride=[shape[1], 1, 1, 1], data_type=data_type)
         given[node] = tensor
         return node
 
     def size(heads, dim):
-        """(batch, heads, seqlen, dim) and the strides of contiguous rows."""
+        """Returns (batch, heads, seqlen, dim) and the strides of contiguous rows."""
         return [len(cell.sequences()), heads, cell.seqlen, dim], [cell.seqlen * heads * dim, dim, heads * dim, 1]
 
     def offsets(heads, dim):
-        """The beginnings of the sequences, in elements."""
+        """Returns the beginnings of the sequences, in elements."""
         return small(x.cu_seqlens.long() * (heads * dim), cudnn.data_type.INT64)
 
     options = {}

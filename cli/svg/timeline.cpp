@@ -29,7 +29,7 @@ const char* color_of(Activity activity) {
   return "soft";
 }
 
-// Names of one row differ in brightness.
+// Different names in a row have different brightness.
 double opacity_of(const Slice& slice) {
   if (slice.activity == Activity::wait) return 0.14;
   constexpr double shades[] = {0.95, 0.6, 0.8, 0.45};
@@ -89,7 +89,7 @@ struct Plot {
                        {color_of(slice.activity), opacity_of(slice), 0,
                         can_be_pointed_at ? str_cat(name, place.empty() ? "" : ": ", place) : ""});
       const auto fits = [&](const std::string& text) { return text_width(text, label_size) + 4 < width; };
-      const std::string label = fits(name) ? name : name.substr(name.rfind(':') + 1);  // without its class
+      const std::string label = fits(name) ? name : name.substr(name.rfind(':') + 1);  // name without its class
       if (slice.activity != Activity::wait && fits(label)) {
         canvas.text(begin + width / 2, y(row) + bar_height - 4, label,
                     {.size = label_size, .color = "on", .anchor = Canvas::Anchor::middle});
@@ -97,7 +97,7 @@ struct Plot {
     }
   }
 
-  // Only arrows that end a visible wait.
+  // Draws only arrows that end a visible wait.
   void draw_arrows() {
     for (const vgpu::Arrow& arrow : timeline.arrows) {
       if (arrow.from_row == arrow.to_row || arrow.waited < 6 * steps_per_pixel) continue;
@@ -118,7 +118,7 @@ struct Plot {
   }
 };
 
-// The legend of the colours, up to this x.
+// Draws the legend of the colours, right-aligned at this x.
 void draw_legend(Canvas& canvas, double right) {
   const struct {
     const char* what;

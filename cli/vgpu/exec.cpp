@@ -36,7 +36,7 @@ struct Exec {
   void set_environment(const std::string& summary) const;
 };
 
-// The folder of our libcuda.so.1, in the build or installed.
+// Returns the folder of Tandem's libcuda.so.1, in the build or installed.
 fs::path stand_in() {
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
   std::string tried;
@@ -82,7 +82,7 @@ class Temporary {
   std::string path_;
 };
 
-// The program's exit code, as a shell has it.
+// Returns the program's exit code in the form of a shell.
 int run_program(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -110,7 +110,7 @@ int Exec::run() const {
   const Temporary summary;
   set_environment(summary.path());
   const int code = run_program(command);
-  // One line for each process that used the device.
+  // The file has one line for each process that used the device.
   std::ifstream file(summary.path());
   size_t processes = 0, errors = 0;
   for (size_t launches = 0, found = 0, warnings = 0, refused = 0; file >> launches >> found >> warnings >> refused;) {

@@ -32,7 +32,10 @@ _torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
 
 class Gradients(NamedTuple):
-    """The result of attention_backward. A gradient is None where its input is missing or False was passed for it."""
+    """The result of attention_backward.
+
+    A gradient is None if its input is missing or the caller passed False for it.
+    """
 
     dq: Any
     dk: Any
@@ -43,7 +46,7 @@ class Gradients(NamedTuple):
 
 
 def use_torch() -> Any:
-    """tandem._torch_api where torch is loaded, else None. From then on all calls run on torch's threads."""
+    """Returns tandem._torch_api if torch is loaded, else None. After that all calls run on torch's threads."""
     global _torch_front
     if _torch_front is None and hasattr(sys.modules.get("torch"), "library"):
         from tandem import _torch_api
@@ -149,7 +152,7 @@ def attention(
     if (causal is not True and causal is not False) or alignment != "bottom_right":
         check_mask(causal, alignment)
     call_args: CallArgs = {"q": q, "k": k, "v": v}
-    # Options with their defaults stay out: storing all of them would take half as long as a small call.
+    # Options with their defaults are omitted, because storing all of them would take half as long as a small call.
     if softmax_scale is not None:
         call_args["softmax_scale"] = softmax_scale
     if causal:
@@ -212,7 +215,7 @@ def attention(
 
 
 def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
-    """attention() of arrays that are not torch tensors."""
+    """Computes attention() of arrays that are not torch tensors."""
     given, out = call_args["q"], call_args.get("out")
     q, k, v = given, call_args["k"], call_args["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
@@ -338,7 +341,7 @@ def attention_backward(
 
 
 def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, accumulate: bool) -> Gradients:
-    """attention_backward() of a call's arguments, with out, lse and dout. targets: what the caller gave for each
+    """attention_backward() of a call's arguments, with out, lse and dout. targets: the caller's argument for each
     gradient."""
     front = use_torch() if _arrays.is_torch(call_args["q"]) else None
     if front is not None:
@@ -378,7 +381,7 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
 
 
 def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
-    """The caller's target for the gradient of every tensor of score_mod."""
+    """Returns the caller's target for the gradient of every tensor of score_mod."""
     if dscore_mod is None or dscore_mod is False:
         return dict.fromkeys(captured, dscore_mod)
     targets = {f"score_mod.{name}": target for name, target in dscore_mod.items()}
@@ -398,7 +401,7 @@ def _gradients_of(found: Sequence[Any], captured: dict[str, Any]) -> Gradients:
 
 
 def _gradient(result: Any, target: Any, q: Any) -> Any:
-    """The returned gradient: the caller's own array, or an array of q's kind."""
+    """Returns the gradient: the caller's array, or an array of q's kind."""
     if target is not None and target is not False:
         return target
     return result if result is None or _arrays.is_torch(result) else _arrays.like(q, result)
@@ -473,7 +476,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front.serves_backward(call_args):  # by torch's operator, where that serves it
+            if backward and not front.serves_backward(call_args):  # by torch's operator, if it serves the call
                 front.refuse_other_gradients(call_args)
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))

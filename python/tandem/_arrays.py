@@ -1,4 +1,4 @@
-"""Arrays of all libraries: numpy views of DLPack arrays, results of the caller's kind, descriptions for the C
+"""Converts arrays of all libraries: numpy views of DLPack arrays, results of the caller's kind, descriptions for the C
 interface.
 """
 
@@ -33,7 +33,7 @@ def is_torch(x: Any) -> bool:
 
 
 def view(x: Any, name: str) -> Any:
-    """x itself where it is a numpy array or a torch tensor; else a numpy array over the memory of a DLPack producer."""
+    """Returns x if it is a numpy array or a torch tensor; else a numpy array over the memory of a DLPack producer."""
     if isinstance(x, np.ndarray) or is_torch(x):
         return x
     if not hasattr(x, "__dlpack__"):
@@ -55,7 +55,7 @@ def view(x: Any, name: str) -> Any:
 
 
 def like(original: Any, result: np.ndarray) -> Any:
-    """A numpy result as an array of the kind the caller gave: by the array API's namespace where there is one."""
+    """Converts a numpy result to the caller's kind of array, by the array API's namespace if there is one."""
     if isinstance(original, np.ndarray):
         return result
     if hasattr(original, "__array_namespace__"):
@@ -71,10 +71,12 @@ def like(original: Any, result: np.ndarray) -> Any:
 
 
 def describe(x: Any, name: str) -> tuple[Any, ...]:
-    """(address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in elements."""
+    """Returns (address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in
+    elements.
+    """
     if isinstance(x, np.ndarray):
         code = _CODES.get(x.dtype.kind)
-        if code is None and x.dtype.name == "bfloat16":  # the name is a new string each time
+        if code is None and x.dtype.name == "bfloat16":  # x.dtype.name builds a new string each time
             code = _BFLOAT
         size = x.dtype.itemsize
         if code is None or not x.dtype.isnative or size > 8:

@@ -50,7 +50,7 @@ FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 
 
 def _load(chosen: str) -> Any:
-    """The binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
+    """Returns the binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
             f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
@@ -119,7 +119,7 @@ def call(what: int, call_args: CallArgs) -> None:
 
 def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
     """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
-    arrays = dict(call_args)  # as they were before they were described
+    arrays = dict(call_args)  # the arrays before they were described
     memory, size = 0, 0
     while request is not None:
         wanted, detail = request
@@ -172,10 +172,10 @@ def _check_seed(described: tuple[Any, ...]) -> None:
 
 
 def check_mask(causal: Any, alignment: Any) -> None:
-    """Raises for values of these that tandem.attention does not have."""
+    """Raises ValueError if an option has a value that tandem.attention does not have."""
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
-    except (RuntimeError, TypeError, ValueError):  # several values, or none
+    except (RuntimeError, TypeError, ValueError):  # it has several values, or no value
         raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
     if not is_flag:
         raise ValueError(
@@ -190,7 +190,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
 
 
 def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
-    """An explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
+    """Returns an explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":
         raise ValueError(
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
@@ -203,7 +203,7 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 
 
 def blocks_of(block_mask: Any) -> CallArgs:
-    """A block mask, any object with the names of torch's, as call arguments."""
+    """Returns a block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
         raise TypeError(
             f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
@@ -227,7 +227,7 @@ def is_float32(out_dtype: Any) -> bool:
 
 
 def window_of(window: Any) -> tuple[Any, Any]:
-    """A window as a call's arguments have it."""
+    """Returns a window in the form of call_args."""
     bounds = window.tolist() if hasattr(window, "tolist") else window
     if isinstance(bounds, (str, bytes, dict, set)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
@@ -236,7 +236,7 @@ def window_of(window: Any) -> tuple[Any, Any]:
 
 
 def seed_of(seed: Any) -> Any:
-    """A seed as a call_args has it."""
+    """Returns a seed in the form of call_args."""
     if isinstance(seed, (int, np.integer)):
         return int(seed)
     if isinstance(seed, (tuple, list)):

@@ -28,7 +28,8 @@ using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
-// Hopper's warpgroups may fall into step or not, depending on how a tile begins. The median of three offsets counts.
+// Hopper's warpgroups may or may not fall into step, depending on the begin of a tile. The median of three offsets
+// counts.
 constexpr double kOffsets[] = {300, 600, 1000};                // clocks
 constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; no published source has the latency of LDTM
 

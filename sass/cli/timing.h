@@ -1,4 +1,4 @@
-// The timing model of a kernel as a screen of text, as JSON, and as a timeline in clocks.
+// Prints the timing model of a kernel as text, as JSON, and as a timeline in clocks.
 #pragma once
 
 #include <optional>

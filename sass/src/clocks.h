@@ -50,7 +50,7 @@ struct Product {
 
 struct Simulation {
   std::vector<WarpTrace> warps;
-  std::vector<std::vector<Issue>> issues;  // per warp: its events, as far as the run got
+  std::vector<std::vector<Issue>> issues;  // per warp: its events up to the end of the run
   std::vector<Product> products;
   int assumed = 0;  // missing arrivals that were assumed when all warps waited
   int unknown = 0;  // waits at unknown addresses, assumed to be over

@@ -10,7 +10,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# expect <exit code> <text that standard output and error together must contain> <arguments...>
+# expect <exit code> <text in standard output or error> <arguments...>
 expect() {
   code=$1 text=$2
   shift 2

@@ -1,4 +1,4 @@
-// Timelines as files: a trace that parses, and a picture of all its events.
+// Timelines as files: a trace that parses, and a picture of its events.
 #include "cli/svg/timeline.h"
 
 #include <gtest/gtest.h>

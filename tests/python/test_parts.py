@@ -1,4 +1,4 @@
-"""Parts of an attention: where the diagonal lies, float32 results, merging, gradients that are added up."""
+"""Parts of an attention: the position of the diagonal, float32 results, merging, summed gradients."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_float32_results_of_float16():
 
 
 def ring(q, k, v, parts, sink, **options):
-    """(out, lse) of each part of the keys. The queries are the last of the sequence."""
+    """Returns (out, lse) of each part of the keys. The queries are the last of the sequence."""
     size, results = k.shape[1] // parts, []
     for n in range(parts):
         keys = slice(n * size, (n + 1) * size)

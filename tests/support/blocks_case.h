@@ -27,9 +27,9 @@ class BlocksInstance {
   explicit BlocksInstance(const BlocksCase& c);
   BlocksInstance(const BlocksInstance&) = delete;
 
-  // Pointers into *this.
+  // Arguments that point into *this.
   tandem_block_mask_args args();
-  std::vector<Tensor*> tensors();  // each tensor once; the results come last
+  std::vector<Tensor*> tensors();  // each tensor once, the results last
   int64_t blocks() const;          // bytes of workspace
 
   const BlocksCase c;

@@ -30,9 +30,9 @@ class MergeInstance {
   explicit MergeInstance(const MergeCase& c);
   MergeInstance(const MergeInstance&) = delete;
 
-  // Pointers into *this.
+  // Arguments that point into *this.
   tandem_merge_args args();
-  std::vector<Tensor*> tensors();  // all, once each
+  std::vector<Tensor*> tensors();  // all tensors, once each
   Tensor& out() { return c.in_place ? part_out_[0] : out_; }
   Tensor& lse() { return c.in_place ? part_lse_[0] : lse_; }
 

@@ -21,7 +21,7 @@ __version__ = "3.0.0"
 
 flash_attn_3_gpu = Refused("flash_attn_3_gpu", "it is FlashAttention-3's compiled module; call flash_attn_func")
 
-_NAMES = {"window": "window_size"}  # our arguments' names here
+_NAMES = {"window": "window_size"}  # our arguments' names in this interface
 
 
 def flash_attn_func(
@@ -201,7 +201,7 @@ def flash_attn_with_kvcache(
         is_tensor(x, name)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
     options.update(alibi_slopes=None, num_splits=splits(num_splits, q))
-    # A window that hides nothing is none, and then every query stands at the same place.
+    # A window that hides nothing is dropped, and then every query has the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)
     local = (left is not None and left < k_cache.shape[1] - 1) or (right is not None and right < seqlen_q - 1)

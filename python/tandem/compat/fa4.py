@@ -34,7 +34,7 @@ from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
 
-_NAMES = {"sink": "learnable_sink", "window": "window_size"}  # our arguments' names here
+_NAMES = {"sink": "learnable_sink", "window": "window_size"}  # our arguments' names in this interface
 
 
 def flash_attn_func(
@@ -137,7 +137,8 @@ def flash_attn_varlen_func(
         max_seqlen_k=_longest(k, cu_seqlens_k, max_seqlen_k),
     )
     dense_q = None
-    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):  # tandem.attention takes both or none
+    # tandem.attention requires both or none
+    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):
         if cu_seqlens_q is None:
             dense_q = q.shape[:2]
             q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
@@ -214,12 +215,12 @@ def get_scheduler_metadata(
 
 
 def _longest(x, cu_seqlens, max_seqlen):
-    """max_seqlen, or what no sequence of a packed x can exceed."""
+    """Returns max_seqlen, or a bound on the sequences of a packed x."""
     return x.shape[0] if max_seqlen is None and cu_seqlens is not None else max_seqlen
 
 
 def _pack(x):
-    """x (batch, seqlen, ...) as one packed tensor, and where its sequences begin and end."""
+    """Returns x (batch, seqlen, ...) as one packed tensor, and the beginnings and ends of its sequences."""
     batch, seqlen = x.shape[:2]
     return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device)
 
@@ -242,7 +243,7 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
 
 
 class _Lengths(NamedTuple):
-    """The lengths of a sequence, and the first row of a packed one, as score_mod and mask_mod get them."""
+    """The lengths of a sequence, and the first row of a packed one: an argument of score_mod and mask_mod."""
 
     seqlen_q: Symbol
     seqlen_k: Symbol
@@ -251,7 +252,7 @@ class _Lengths(NamedTuple):
 
 
 def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_q=None, cu_seqlens_k=None):
-    """tandem.attention's score_mod and mask_mod."""
+    """Returns tandem.attention's score_mod and mask_mod."""
     if score_mod is not None and softcap:
         raise ValueError(f"softcap ({softcap}) must be 0 where score_mod is given: cap the scores there")
     mods = {}
@@ -270,7 +271,7 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
 
 
 def _blocks(tensors: Any) -> tandem.Blocks:
-    """Block sparsity as tandem.attention's block_mask."""
+    """Converts block sparsity to tandem.attention's block_mask."""
     size = getattr(tensors, "block_size", None)
     if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
         raise tandem.Unsupported(
@@ -282,7 +283,7 @@ def _blocks(tensors: Any) -> tandem.Blocks:
 
 
 def _plain(function: Callable, name: str) -> Callable:
-    """The function below its decorators, which are cutlass's; refused where it calls cutlass itself."""
+    """Returns the function below its decorators, which are cutlass's. Refuses a function that calls cutlass itself."""
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     for called in code.co_names if code is not None else ():
@@ -309,7 +310,8 @@ def _attend(q, k, v, options, return_lse):
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
-    "block_sparse_tensors": "leave it out; mask_mod alone decides what is seen",  # where they are not
+    # remedies if the block mask is unsupported
+    "block_sparse_tensors": "leave it out; mask_mod alone decides what is seen",
     "block_sparse_tensors_bwd": "leave it out; mask_mod alone decides what is seen",
 }
 

@@ -7,9 +7,10 @@
     python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
 
 Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
-causal, by length. It skips kernels that spill registers or with more than twice the error of standard attention.
-The remaining kernels are timed once, then the fastest few in interleaved rounds. A table keeps a tile from one length
-to the next unless another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
+causal, by length. The search skips kernels that spill registers or with more than twice the error of standard
+attention. The remaining kernels are timed once, then the fastest few in interleaved rounds. A table keeps a tile from
+one length to the next unless another is more than half a percent faster. Afterwards build the library and compare:
+bench/gpu.py.
 
 During the development of a kernel, --only shows the effect of a change on a few tiles, and --fa3 adds FlashAttention-3
 and cuDNN for comparison.

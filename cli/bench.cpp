@@ -284,10 +284,10 @@ Standard attention runs on the CPU only. The figures of a GPU are TF/s, by the G
   command.option("--head-dims", bench->head_dims, "Sizes of a head [64,128]").separated_by_commas().above_zero();
   command.option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]").above_zero();
   command.option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]").above_zero();
-  command.option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]").above_zero();
+  command.option("--seconds", bench->seconds, "Approximate seconds of each measurement [0.3]").above_zero();
   const Flag causal = command.flag("--causal-only", bench->causal_only, "Only causal problems");
   command.flag("--full-only", bench->full_only, "Only problems without a mask").excludes(causal);
-  command.flag("--backward", bench->backward, "Gradients; exit code 2 where they are not served");
+  command.flag("--backward", bench->backward, "Gradients; exit code 2 if the device does not compute them");
   command.flag("--no-plain", bench->no_plain, "Do not measure standard attention");
   command.option("--json", bench->json, "Write the measurements to this file");
   command.option("--svg", bench->svg, "Draw them into this file");

@@ -50,8 +50,8 @@ class Table {
 // Returns the text of a progress line. share: the completed part, 0 while it is unknown.
 std::string progress_text(const std::string& what, double share, double elapsed_seconds);
 
-// One line on standard error, only on a terminal. It appears after two seconds, shows the elapsed time or the estimated
-// remaining time, and disappears at the end.
+// One line on standard error, only on a terminal. The line appears after two seconds, shows the elapsed time or the
+// estimated remaining time, and disappears at the end.
 class Progress {
  public:
   Progress(std::string what, double total);

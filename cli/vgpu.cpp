@@ -358,9 +358,10 @@ Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel c
 PTX, no NVRTC, no memory). vgpu/docs/sanitizer.md explains the checks with five short kernels.)";
 
 void add_flags(Command app, Vgpu& vgpu, bool many) {
-  app.option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
+  app.option("ptx", vgpu.ptx, "A PTX file [default: the kernel of the problem below]");
   app.option("--launch", vgpu.launch, "Launch of the file's kernel: JSON, see vgpu/docs/virtual-gpu.md");
-  app.option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
+  app.option("--device", vgpu.device,
+             "vgpu:MODEL, see tandem vgpu models [vgpu:h200; for a PTX file, its architecture]");
   app.option("--schedule", vgpu.schedule, "Order in which warps run and copies complete; 0: early, 1: late")
       .at_least_zero()
       .show_default();
@@ -417,7 +418,7 @@ Exit code: 0, 1 when the kernel or its results are wrong, 2 when the kernel cann
     verb.run([vgpu, run = one.verb] { return (*vgpu.*run)(); });
   }
   add_exec(command);
-  command.add("models", "The GPUs that can be simulated, and what each has").run([] {
+  command.add("models", "The GPUs that can be simulated, and their properties").run([] {
     std::printf("%s", models_table().c_str());
     return 0;
   });

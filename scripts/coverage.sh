@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Reports the lines of the project that the tests execute, file by file, from a separate build (build/coverage,
-# Clang 16). It has no threshold, so CI leaves it out.
+# Reports the lines of the project that the tests execute, file by file, from a separate build (build/coverage, Clang
+# 16). The report has no threshold, so CI leaves it out.
 #
 #   scripts/coverage.sh [arguments of ctest]
 set -euo pipefail

@@ -33,7 +33,7 @@ def shape(x, activations: str | None = None) -> None:
 
 
 def _one_key(x, nats: float, place) -> None:
-    """Adds a dimension that only this key has. Its score is `nats` in every row; all other scores are normal."""
+    """Adds a dimension that only this key has. The key's score is `nats` in every row; all other scores are normal."""
     size = math.sqrt(nats / x.scale)
     x.q[..., 0], x.k[..., 0] = size, 0
     for n, length in enumerate(x.cell.sequences()):
@@ -84,8 +84,8 @@ RESCALE, LOST = 24.0, 100.0  # log2 of the sums for a rescale, for a retry
 
 def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
     """Returns, on sampled tiles, the share of iterations in which a warpgroup rescales, and the share of repeated
-    tiles. It follows the rules of kernels/device/rescale.cuh for bfloat16 with 128 keys per iteration, last keys first.
-    scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
+    tiles. The sampling follows the rules of kernels/device/rescale.cuh for bfloat16 with 128 keys per iteration, last
+    keys first. scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
     """
     draw, steps, rescaled, lost, seen = random.Random(2), 0, 0, 0, 0
     sequences = x.cell.sequences()

@@ -1,5 +1,5 @@
-"""Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. It rounds
-probabilities, gradients of scores and results like a kernel.
+"""Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. The comparison
+rounds probabilities, gradients of scores and results like a kernel.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ enum class Element : uint8_t {
 int64_t size_of(Element element);
 const char* name_of(Element element);  // safetensors' names: "F32", "BF16", ...
 
-// One tensor in row-major order. It does not own its data, which need not be aligned.
+// One tensor in row-major order. The tensor does not own its data, which need not be aligned.
 struct FileTensor {
   std::string name;
   Element element = Element::f32;

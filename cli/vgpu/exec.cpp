@@ -152,10 +152,11 @@ text, by NVRTC, or in a fat binary (nvcc -cudart shared -gencode arch=compute_90
 Exit code: the program's own where that is not 0; else 1 when the checker found errors, 2 when the program never reached
 the virtual GPU, 0 otherwise. 127: it cannot be run; 128 + N: it was ended by signal N.)");
   verb.option("--device", exec->device, "vgpu:h200, vgpu:h100 or vgpu:b200").show_default();
-  verb.option("--check", exec->check, "on, or off: several times as fast, and a wild address ends the program")
+  verb.option("--check", exec->check, "on, or off: several times as fast, but an invalid address ends the program")
       .one_of({"on", "off"})
       .show_default();
-  verb.option("--letter", exec->letter, "Findings that only the letter of PTX has: on, off")
+  verb.option("--letter", exec->letter,
+              "Findings that follow from the text of the PTX manual but not from hardware: on, off")
       .one_of({"on", "off"})
       .show_default();
   verb.option("--schedule", exec->schedule, "Order in which warps run and copies complete; 0: early, 1: late")

@@ -68,7 +68,7 @@ std::optional<T> value_of(const Json& json) {
   }
 }
 
-// An object of the file. Its keys are read one by one; an unread key is an error.
+// An object of the file. The object's keys are read one by one; an unread key is an error.
 class Fields {
  public:
   Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {

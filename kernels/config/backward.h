@@ -3,8 +3,8 @@
 #include "config/forward.h"
 
 // The backward's parameters in addition to the forward's. dq is summed in float32 per m_block, in the fragment order of
-// the threads. TMA boxes have 64 columns. Their rows: q and dout have an iteration's queries, k and v a CTA's keys, dk
-// and dv 64 keys.
+// the threads. TMA boxes have 64 columns. A box's rows: q and dout have an iteration's queries, k and v a CTA's keys,
+// dk and dv 64 keys.
 struct BackwardParams : ForwardParams {
   TensorMap dout, dk, dv;
 

@@ -12,9 +12,9 @@ struct BlockListParams {
   int columns;  // entries per row of indices
 };
 
-// A tile's iterations are a list in the workspace. Its header of kListHeader numbers is the length, then the number of
-// iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has n_block <<
-// kStateBits and two bits (BlockState) per unit of rows. A final 0 allows a prefetch past the end.
+// A tile's iterations are a list in the workspace. The list's header of kListHeader numbers is the length, then the
+// number of iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has
+// n_block << kStateBits and two bits (BlockState) per unit of rows. A final 0 allows a prefetch past the end.
 constexpr int kListHeader = 4, kStateBits = 8, kStateUnits = 4, kListBlocksThreads = 128;
 
 struct BlockMaskParams {

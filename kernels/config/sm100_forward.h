@@ -38,8 +38,8 @@ struct Sm100ForwardConfig {
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_stage() * ctas(); }
   constexpr int step_tiles() const { return q_stage(); }
-  // Sm90ForwardConfig explains lazy_max. It requires two tiles per CTA. In a CTA pair both CTAs can request a retry
-  // (load.cuh), but not with a block mask.
+  // Sm90ForwardConfig explains lazy_max. lazy_max requires two tiles per CTA. In a CTA pair both CTAs can request a
+  // retry (load.cuh), but not with a block mask.
   constexpr bool lazy_max() const {
     return !f16 && !has_score_mod() && !dropout && q_stage() == 2 && !clc && !(two_cta && block_mask);
   }

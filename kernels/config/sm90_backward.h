@@ -3,8 +3,8 @@
 #include "config/gradient_order.h"
 #include "config/score_options.h"
 
-// The kernel's only template parameter. A CTA or CTA pair keeps the tile_n() keys and values of an n_block. It iterates
-// over the m_blocks that see them, tile_m queries each.
+// The kernel's only template parameter. A CTA or CTA pair keeps the tile_n() keys and values of an n_block. The CTA
+// iterates over the m_blocks that see them, tile_m queries each.
 struct Sm90BackwardConfig {
   // The main loop: sm90/backward/mainloop_*.cuh.
   enum class Schedule {
@@ -164,8 +164,8 @@ struct Sm90BackwardConfig {
            (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + warpgroups * bias_bytes() + 8 * dout_stages * tile_m +
            ctas() * 1024;
   }
-  // Kernels that compute scores again have the operands of two tiles with the same keys. They also have the sums of a
-  // bias's gradient or two numbers per score.
+  // Kernels that compute scores again have the operands of two tiles with the same keys. These kernels also have the
+  // sums of a bias's gradient or two numbers per score.
   static constexpr int kScoreStages = 2;
   constexpr int score_threads() const { return 128 * warpgroups; }
   constexpr int score_smem_bytes() const {

@@ -1,8 +1,8 @@
 // Block masks: the n_blocks of a tile, and the state of each n_block's scores.
 //
-// list_n_blocks() computes them before the main kernel, from the caller's lists. It is the only reader of these lists,
-// because they may hold any values. The roles of the kernel iterate over a tile's list instead of a range of n_blocks.
-// A tile without visible keys has one iteration, which hides all scores.
+// list_n_blocks() computes them before the main kernel, from the caller's lists. list_n_blocks() is the only reader of
+// these lists, because they may hold any values. The roles of the kernel iterate over a tile's list instead of a range
+// of n_blocks. A tile without visible keys has one iteration, which hides all scores.
 #pragma once
 #include "config/block_mask.h"
 #include "device/coords.cuh"

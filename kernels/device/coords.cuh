@@ -91,8 +91,8 @@ struct NBlockRange {
   int begin, end, unmasked_begin, unmasked_end;
 };
 
-// The range of rows [row, row + rows) of a sequence. It is never empty: rows without visible keys get zeros from a
-// masked n_block.
+// The range of rows [row, row + rows) of a sequence. The range is never empty: rows without visible keys get zeros from
+// a masked n_block.
 template <auto T>
 TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t, int row, int rows) {
   const int pack_shift = log2_of(p.pack_gqa);

@@ -32,8 +32,8 @@ struct Exponents {
     for (int n = 0; n < 4; ++n) coefficient[n] = float2_of(polynomial[n] * rest);
   }
 
-  // Emits no work, but the compiler cannot know that the sign of a sum of exponentials is 0. It therefore cannot move a
-  // use of the result before the sum is complete. A negative sum occurs only in a tile that is repeated.
+  // Emits no work, but the compiler cannot know that the sign of a sum of exponentials is 0. The compiler therefore
+  // cannot move a use of the result before the sum is complete. A negative sum occurs only in a tile that is repeated.
   TANDEM_DEVICE void use_after(Float2 sum) {
     float even, odd, x, y;
     split(sum, &even, &odd);

@@ -11,8 +11,8 @@ TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
 
 template <bool f16>
 struct FragmentSoftmax {
-  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. It is 0 before the first
-  // visible key.
+  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
+  // first visible key.
   float row_max[2] = {0, 0};
   float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
   int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()

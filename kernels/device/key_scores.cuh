@@ -16,8 +16,8 @@ TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
   return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
-// Values of a score_mod that depend only on the row. They are loaded before the scores are ready if all rows of a head
-// share them.
+// Values of a score_mod that depend only on the row. The values are loaded before the scores are ready if all rows of a
+// head share them.
 template <auto T>
 constexpr bool holds_heads() {
   if constexpr (T.score_mod) return rows_are_alike<T>();

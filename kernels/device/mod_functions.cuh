@@ -12,8 +12,8 @@ struct ModPlace {
 };
 
 // Functions printed for a kernel with modifications: the new score, its derivative by the old one, and the key's
-// visibility. They are templates, so that an absent one is not instantiated. Costly values that all scores of a row
-// share are preloaded per row, and a mask's values per key.
+// visibility. The functions are templates, so that an absent one is not instantiated. Costly values that all scores of
+// a row share are preloaded per row, and a mask's values per key.
 template <auto T>
 struct ScoreRow;
 template <auto T>

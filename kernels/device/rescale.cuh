@@ -1,5 +1,5 @@
-// The limits of an online softmax. They define when it moves the reference of its exponentials (row_max), and when that
-// was too late.
+// The limits of an online softmax. The limits define when the softmax moves the reference of its exponentials
+// (row_max), and when that was too late.
 #pragma once
 #include "ptx/warp.cuh"
 

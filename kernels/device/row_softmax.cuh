@@ -5,8 +5,8 @@
 
 template <bool f16>
 struct RowSoftmax {
-  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. It is 0 before the first
-  // visible key.
+  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
+  // first visible key.
   float row_max = 0;
   float rescale_above = -kInfinity;  // scores above it move row_max
   Float2 sum = float2_of(0);         // sums of even and odd columns

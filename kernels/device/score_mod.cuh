@@ -1,5 +1,5 @@
-// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. They process rows;
-// the kernel maps registers to rows.
+// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. The functions
+// process rows; the kernel maps registers to rows.
 #pragma once
 #include "config/score_options.h"
 #include "device/mod_functions.cuh"
@@ -27,7 +27,7 @@ TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms
   }
 }
 
-// A bound between the largest |x| and twice that value. It adds pairs, which halves the work.
+// A bound between the largest |x| and twice that value. The function adds pairs, which halves the work.
 template <int n>
 TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };

@@ -1,5 +1,5 @@
 // Converts gradient sums in workspace, which are in the fragment order of the main kernel's threads, to the caller's
-// type and layout. It handles dq and, if an n_block's iterations were split, dk and dv.
+// type and layout. The kernel handles dq and, if an n_block's iterations were split, dk and dv.
 #pragma once
 #include "config/gradient_order.h"
 #include "device/gradient.cuh"

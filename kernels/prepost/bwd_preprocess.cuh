@@ -1,5 +1,5 @@
-// The first kernel of a backward. It computes -lse in log2 units and delta = sum(dout * out) - dlse for each query. It
-// also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
+// The first kernel of a backward. The kernel computes -lse in log2 units and delta = sum(dout * out) - dlse for each
+// query. The kernel also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
 #pragma once
 #include "device/chunk.cuh"
 #include "device/n_block_work.cuh"

@@ -1,5 +1,5 @@
-// Asynchronous copies from global to shared memory (PTX ISA "cp.async"). They need only 4-byte alignment, unlike TMA,
-// and each thread copies its own bytes.
+// Asynchronous copies from global to shared memory (PTX ISA "cp.async"). The copies need only 4-byte alignment, unlike
+// TMA, and each thread copies its own bytes.
 #pragma once
 #include "ptx/base.cuh"
 

@@ -8,7 +8,8 @@
 #include "ptx/base.cuh"
 
 // Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp calls it; with ctas = 2 a
-// warp of each CTA. It blocks until the columns are free. PTX ISA "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+// warp of each CTA. The call blocks until the columns are free. PTX ISA "tcgen05.alloc",
+// "tcgen05.relinquish_alloc_permit".
 template <int ctas>
 TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
   asm volatile(

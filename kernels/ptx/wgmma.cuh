@@ -1,8 +1,8 @@
 // Matrix products of a warpgroup: 64 x N += 64 x 16 * 16 x N with bf16 or f16 elements and float32 sums (PTX ISA
 // "wgmma.mma_async"). All 128 threads execute each function.
 //
-// Register r of thread t holds one sum. Its row is 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2). Its column is 8 (r / 4) +
-// 2 (t % 4) + r % 2.
+// Register r of thread t holds one sum. The sum's row is 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2). The sum's column is
+// 8 (r / 4) + 2 (t % 4) + r % 2.
 //
 // A product is asynchronous: its registers may not be touched between its issue and the wait that covers it.
 #pragma once

@@ -1,6 +1,6 @@
-// Additional kernels of a backward. They compute scores again and sum the gradients of a bias (score_grads/dbias.cuh)
-// and of a score_mod's tensors (score_grads/captured.cuh). The main kernel has no registers for such sums, and it
-// spreads the tiles of a sum over heads and sequences.
+// Additional kernels of a backward. These kernels compute scores again and sum the gradients of a bias
+// (score_grads/dbias.cuh) and of a score_mod's tensors (score_grads/captured.cuh). The main kernel has no registers for
+// such sums, and it spreads the tiles of a sum over heads and sequences.
 #pragma once
 #include "device/dropout.cuh"
 #include "device/key_scores.cuh"
@@ -18,7 +18,7 @@ TANDEM_DEVICE ModPlace place_of(const ScoreTileAt& at, int query, int key) {
   return {at.sequence.sequence, at.head, query, key, at.sequence.q_len, at.sequence.k_len};
 }
 
-// The block mask's state of the tile. Its keys are the keys of one CTA of the main kernel.
+// The block mask's state of the tile. The tile's keys are the keys of one CTA of the main kernel.
 template <auto T>
 TANDEM_DEVICE BlockState state_at(const BackwardParams& p, const ScoreTileAt& at) {
   return block_state<T>(p, at.sequence, at.head, at.m_block, at.key_block / T.ctas(), at.key_block % T.ctas());

@@ -91,10 +91,10 @@ def attention(
 ) -> Any:
     """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``. No array holds all scores.
 
-    Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. They are read where they lie, and
+    Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. The arrays are read in place, and
     the result has q's kind. torch tensors may lie on a GPU: the call then runs on torch's current stream
-    (docs/python.md lists what GPUs serve). torch.compile traces torch tensors. They have gradients on CPUs and
-    GPUs (q, k, v, bias, sink and score_mod's tensors, also through lse). :func:`attention_backward` computes the
+    (docs/python.md lists what GPUs serve). torch.compile traces torch tensors. q, k, v, bias, sink and score_mod's
+    tensors have gradients on CPUs and GPUs, also through lse. :func:`attention_backward` computes the
     gradients of other arrays.
 
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. The type is
@@ -107,7 +107,7 @@ def attention(
     alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
         seqlen_q (the used lengths), and the last query matches the last key. "top_left": offset is 0, and the first
         query meets the first key.
-    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). It serves queries and
+    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). The offset serves queries and
         keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
     window : (left, right), numbers of keys or None for unbounded: query i sees key j when i + offset - left <= j <= i
         + offset + right.
@@ -117,10 +117,9 @@ def attention(
         scores. A boolean bias is True where a query sees a key. Packed calls take none.
     sink : (heads_q), q's type or float32: one more logit in each softmax, without a value (attention sinks, GPT-OSS).
     score_mod : an expression (str), or a :class:`Mod` with the names it uses, that gives every score a new value, such
-        as "30 * tanh(score / 30)". It applies after softcap, ALiBi and bias; -inf hides a key. Positions count from 0
+        as "30 * tanh(score / 30)". The score_mod applies after softcap, ALiBi and bias; -inf hides a key. Positions count from 0
         in their sequence.
-    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. It hides in
-        addition to causal, window and a boolean bias.
+    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. The mask_mod hides in addition to causal, window and a boolean bias.
     block_mask : a :class:`Blocks`, or torch's BlockMask, of which only the lists are read: the blocks of queries and
         keys that are visible, in part (as mask_mod shows) or whole. All other blocks are hidden.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
@@ -301,7 +300,7 @@ def attention_backward(
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError("seed (None) must be the forward call's seed: its dropout decides what has a gradient")
+        raise ValueError("seed (None) must be the forward call's seed: dropout must hide the same scores")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -388,8 +387,8 @@ def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, An
     for name in targets:
         if not _arrays.is_floating(captured.get(name)):
             raise ValueError(
-                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: of those there "
-                "are gradients"
+                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: only float "
+                "arrays have gradients"
             )
     return {name: targets.get(name) for name in captured}
 
@@ -422,7 +421,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     Raises ValueError or TypeError for parts that do not belong together.
     """
     if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must be as many, and at least one")
+        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1")
     float32 = is_float32(out_dtype)
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):

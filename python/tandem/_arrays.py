@@ -43,14 +43,14 @@ def view(x: Any, name: str) -> Any:
         )
     if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == CUDA:
         raise TypeError(
-            f"{name} ({type(x).__name__}) lies on a GPU, where torch tensors are served: torch.from_dlpack makes one "
+            f"{name} ({type(x).__name__}) lies on a GPU and must be a torch tensor: torch.from_dlpack converts it "
             "without a copy"
         )
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
         if not hasattr(x, "__array__"):
-            raise TypeError(f"{name} ({type(x).__name__}) cannot be read where it lies: {error}") from error
+            raise TypeError(f"{name} ({type(x).__name__}) cannot be read in place: {error}") from error
         return np.asarray(x)  # numpy cannot import bfloat16; such arrays convert
 
 
@@ -91,7 +91,7 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
     if is_torch(x):
         device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type)
         if device is None:
-            without = ", where tensors have a shape and no numbers," if x.is_meta else ""
+            without = " (a device without numbers)" if x.is_meta else ""
             raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: make or move it there")
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:

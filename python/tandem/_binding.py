@@ -11,7 +11,7 @@ A binding is a module with these names.
 
 - ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus CHECK (check only),
   PREPARE (prepare only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace and bytes are the
-  address and size of GPU memory that the call may use. It returns None when the call is done, else a request.
+  address and size of GPU memory that the call may use. The function returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
 - ``open_gpu(index)`` returns a tandem_status, and ``gpu_description(index)`` is None before it.
 - ``last_error()``, ``description()``, ``use_openmp_of(library)`` and ``version``
@@ -53,8 +53,8 @@ def _load(chosen: str) -> Any:
     """Returns the binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
-            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
-            "the C interface"
+            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native', 'ctypes' or unset: the variable selects the "
+            "module that calls the C interface"
         )
     try:
         if chosen != "ctypes":
@@ -82,7 +82,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
     result = (_arrays.describe(out, "out"), _arrays.describe(lse, "lse"))
     for name, x in zip(("out", "lse"), result):
         if x[7]:
-            raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
+            raise ValueError(f"{name} must be writable: copy the array first")
     parts = tuple(described[: len(outs)]), tuple(described[len(outs) :]), result
     request = binding.merge(*parts)
     if request is not None and request[0] == "open":
@@ -134,7 +134,7 @@ def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: Call
             _gpu.open_gpu(binding, detail)
         elif wanted == "read-only":
             what = f"a gradient of {detail}" if detail in _score_mod.MODS else detail
-            raise ValueError(f"{what} is read-only and would be written to: give an array that may be written")
+            raise ValueError(f"{what} must be writable: copy the array first")
         elif wanted == "describe":
             if detail in _score_mod.MODS:
                 call_args[detail] = _score_mod.described(arrays[detail], detail)
@@ -180,7 +180,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
     if not is_flag:
         raise ValueError(
             f"causal ({causal!r}) must be True or False"
-            + ("; where the diagonal lies is alignment" if causal in ("bottom_right", "top_left") else "")
+            + ("; alignment places the diagonal" if causal in ("bottom_right", "top_left") else "")
         )
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(
@@ -205,9 +205,7 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 def blocks_of(block_mask: Any) -> CallArgs:
     """Returns a block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
-        raise TypeError(
-            f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
-        )
+        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch")
     size_q, size_k = block_mask.BLOCK_SIZE
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}

@@ -1,4 +1,4 @@
-"""The binding over ctypes. It serves where _native cannot be loaded (free-threaded CPython), and costs some
+"""The binding over ctypes. The binding serves where _native cannot be loaded (free-threaded CPython), and costs some
 microseconds more a call. _binding.py describes run()."""
 
 from __future__ import annotations

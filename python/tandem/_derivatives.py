@@ -45,7 +45,7 @@ def refuse_tangents(values: Iterable[Any]) -> None:
 
 
 class Once(torch.autograd.Function):
-    """The identity of the first `count` tensors, which depend on the rest. It has no derivative."""
+    """The identity of the first `count` tensors, which depend on the rest. The operator has no derivative."""
 
     generate_vmap_rule = True
 

@@ -94,7 +94,8 @@ class Graph:
         return node
 
     def expression(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
-        """Returns the expression, and the names that it needs. Its parts get names that are not among them."""
+        """Returns the expression, and the names that it needs. The expression's parts get names that are not among
+        them."""
         taken = frozenset(names)
         uses: dict[Node, int] = {result: 1}
         for node in reversed(self.nodes):

@@ -1,8 +1,8 @@
 """Gradients on GPUs for which Tandem has no backward kernels (Blackwell): torch's FlashAttention-2 backward on Tandem's
 results.
 
-It serves some of the forward's options. A forward call that needs gradients with other options is refused before the
-call computes anything.
+The backward serves some of the forward's options. A forward call that needs gradients with other options is refused
+before the call computes anything.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _lengths(call_args: CallArgs) -> tuple[int, int]:
 def _mask(call_args: CallArgs) -> _Mask:
     """Converts Tandem's causal, window and alignment to the operator's arguments, or raises Unsupported.
 
-    The operator's diagonal is bottom-right. It treats a bound of seqlen_k or more as unbounded. If only one side has a
+    The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one side has a
     bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
@@ -102,7 +102,10 @@ def _mask(call_args: CallArgs) -> _Mask:
     right = None if right is not None and right >= seqlen_q - 1 and seqlen_q > 0 else right
     for side, bound in (("left", left), ("right", right)):
         if bound is not None and bound < 0:
-            _raise(f"window's {side} bound, counted from the last query and key, ({bound}) is below 0", "mask the keys")
+            _raise(
+                f"window's {side} bound ({bound}, counted from the last query and key) must be at least 0",
+                "mask the keys",
+            )
     as_wide = right >= max(seqlen_k, 1) if right is not None else left is not None and seqlen_q > seqlen_k + 1
     if as_wide:
         _raise(
@@ -159,7 +162,7 @@ def _flash_backward(call_args: CallArgs, dout: Tensor, lse: Tensor) -> tuple[Ten
 def _in_pieces(x: Tensor, dim: int) -> Tensor:
     """Returns x padded with zeros to head_dim dim.
 
-    It is copied if its rows are not pieces of 16 bytes (8 elements of 16 bits).
+    x is copied if its rows are not pieces of 16 bytes (8 elements of 16 bits).
     """
     if x.shape[-1] != dim:
         return torch.nn.functional.pad(x, (0, dim - x.shape[-1]))

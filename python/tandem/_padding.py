@@ -32,7 +32,7 @@ def padded_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _scale(call_args: CallArgs) -> float:
-    """Returns the call's softmax_scale. Its default depends on the head_dim before padding."""
+    """Returns the call's softmax_scale. The default depends on the head_dim before padding."""
     scale = call_args.get("softmax_scale")
     return call_args["q"].shape[-1] ** -0.5 if scale is None else scale
 

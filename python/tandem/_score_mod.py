@@ -71,7 +71,7 @@ class Blocks(NamedTuple):
     ) -> Blocks:
         """The visible blocks of a mask_mod: an expression, or a :class:`Mod` whose arrays lie on the device.
 
-        As in torch, a block is in full_kv_indices if all of it is visible and within the sequences. It is else in
+        As in torch, a block is in full_kv_indices if all of it is visible and within the sequences. A block is else in
         kv_indices if some of it is visible. batch, heads: 1 if the expression reads neither. device: None for numpy
         arrays, else the device of torch tensors. Interval arithmetic decides most blocks, and no array of seqlen_q x
         seqlen_k is built.

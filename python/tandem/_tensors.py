@@ -35,7 +35,7 @@ def check_layout(x: Tensor, name: str) -> None:
             f"{name} ({str(x.layout).rpartition('.')[2]}) must be a strided tensor: to_dense() makes one of it"
         )
     if x._is_zerotensor():
-        raise TypeError(f"{name} (a zero tensor without memory) must have memory: torch.zeros_like makes one that has")
+        raise TypeError(f"{name} (a zero tensor without memory) must have memory: torch.zeros_like has memory")
 
 
 def resolved(x: Any) -> Any:

@@ -27,7 +27,7 @@ _WRITTEN = ("out", "max_scores")
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient of an eager call. Its arguments are q, k, v, bias, sink, call_args, return_lse, and the
+    """The gradient of an eager call. The call's arguments are q, k, v, bias, sink, call_args, return_lse, and the
     tensors that score_mod names. call_args is one argument, because each argument costs time."""
 
     @staticmethod
@@ -127,7 +127,7 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
     if out is not None:
         if wants_gradient or out.requires_grad:
             raise ValueError(
-                "out must be None where a gradient is wanted, and must not require one itself: leave it out, or call "
+                "out must be None if a gradient is required, and must not require a gradient: omit out, or call "
                 "under torch.no_grad() with detached tensors"
             )
     elif wants_gradient:

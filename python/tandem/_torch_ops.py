@@ -410,7 +410,7 @@ class Transformed(torch.autograd.Function):
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """The operator's backward under functorch. Its own derivative is refused."""
+    """The operator's backward under functorch. The derivative of the backward is refused."""
 
     generate_vmap_rule = True
 

@@ -91,7 +91,7 @@ def _refusing_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Symbolic):
             x.tracing.refuse(
-                f"{cls.__name__} is a torch.autograd.Function, and no expression has its backward: use torch's "
+                f"{cls.__name__} is a torch.autograd.Function, whose backward is not supported: use torch's "
                 "functions, whose gradients tandem derives"
             )
     return _torch_apply.__func__(cls, *args, **kwargs)
@@ -136,7 +136,7 @@ class _Tracing:
         hides_gradient = self.grad_enabled and node.differentiable and not torch.is_grad_enabled()
         if hides_gradient and node.operands:
             self.refuse(
-                "torch.no_grad() hides a float from its gradient, which no expression can do: leave it out, or compute "
+                "torch.no_grad() hides a float from its gradient, which is not supported: leave it out, or compute "
                 "with tensors that require no gradient"
             )
         return Symbol(self, node)
@@ -266,9 +266,9 @@ class _Tracing:
     def unary(self, mark: str, a: Any) -> Symbol:
         node = self.node(a)
         if mark == "-" and node.kind == BOOL:
-            self.refuse("'-' takes a number, and this is a bool: use ~")
+            self.refuse("'-' must have a number, not a bool: use ~")
         if mark == "~" and node.kind == FLOAT:
-            self.refuse("'~' takes a bool or an int, and this is a float")
+            self.refuse("'~' must have a bool or an int, not a float")
         return self.symbol(wrapped(self, self.graph.unary(mark, node), node.narrow))
 
     def binary(self, mark: str, a: Any, b: Any) -> Symbol:
@@ -279,7 +279,7 @@ class _Tracing:
             if mark not in ("&", "|", "^", "==", "!="):
                 a, b = self.to(INT, a), self.to(INT, b)
         if mark in ("&", "|", "^", "<<", ">>") and FLOAT in (a.kind, b.kind):
-            self.refuse(f"{mark!r} takes bools or ints, and one side is a float: compare it")
+            self.refuse(f"{mark!r} must have bools or ints, not a float: compare the float first")
         return self.symbol(wrapped(self, self.graph.binary(mark, a, b), narrow))
 
     def _narrow(self, *operands: Any) -> Any:
@@ -310,7 +310,7 @@ class _Tracing:
         narrow = self._narrow(a, b)
         condition, a, b = self.node(condition), self.node(a), self.node(b)
         if condition.kind != BOOL:
-            self.refuse("a condition is a bool, and this is a number: compare it")
+            self.refuse("a condition must be a bool, not a number: compare the number")
         node = self.graph.call("select", max(a.kind, b.kind), condition, a, b)
         return self.symbol(wrapped(self, node, narrow))
 
@@ -329,7 +329,7 @@ class _Tracing:
             at = next(n for n, x in enumerate(parts) if x is Ellipsis)
             parts = (*parts[:at], *(slice(None),) * (len(free) - len(parts) + 1), *parts[at + 1 :])
         if any(x is None for x in parts):
-            self.refuse("None adds a dimension, and a score is one number: index without it")
+            self.refuse("an index must not be None, because a score is one number: leave None out")
         if len(parts) > len(free):
             self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}", IndexError)
         slots = list(row.slots)
@@ -347,10 +347,10 @@ class _Tracing:
                 self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
             return self.graph.constant(x % size)
         if isinstance(x, (slice, list, bool)):
-            self.refuse(f"an index is a number, and this is a {type(x).__name__}")
+            self.refuse(f"an index must be a number, not a {type(x).__name__}")
         node = self.node(x)
         if node.kind != INT:
-            self.refuse(f"an index is an int, and this is a {('bool', '', 'float')[node.kind]}: .int() makes it one")
+            self.refuse(f"an index must be an int, not a {('bool', '', 'float')[node.kind]}: convert with .int()")
         if node.positive:
             return node
         below = self.graph.binary("<", node, self.graph.constant(0))
@@ -400,9 +400,7 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args = (args[1], args[0], *args[2:])
     rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
     if rule is None:
-        tracing.refuse(
-            f"no expression has torch's {name} (docs/score_mod.md): write it with the functions that are there"
-        )
+        tracing.refuse(f"no expression has torch's {name} (docs/score_mod.md): use the functions of that page")
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
@@ -423,7 +421,7 @@ def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
 
 
 class Symbolic(torch.Tensor):
-    """A tensor without values. Its class defines its meaning. Its device is "meta"."""
+    """A tensor without values. The tensor's class defines its meaning. The tensor's device is "meta"."""
 
     tracing: _Tracing
 

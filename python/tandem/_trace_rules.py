@@ -187,11 +187,10 @@ def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
         t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which no expression can do: leave it out, scores are "
-            "float32"
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores are float32"
         )
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
-        t.refuse(f"a cast to {dtype} is not among what expressions have: ints have 32 bits and a sign")
+        t.refuse(f"a cast to {dtype} is not supported: ints have 32 bits and a sign")
     kind = kind_of(dtype)
     node = t.to(kind, node)
     if dtype in _WRAPS and node.narrow != dtype:
@@ -243,9 +242,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
 
 def _detach(t: Any, x: Any) -> Any:
     if t.grad_enabled and t.node(x).differentiable:
-        t.refuse(
-            "detach() hides a float from its gradient, which no expression can do: detach captured tensors instead"
-        )
+        t.refuse("detach() hides a float from its gradient, which is not supported: detach captured tensors instead")
     return x
 
 

@@ -84,7 +84,7 @@ class Chain {
     const auto at = [&](int p) { return &run_.products[static_cast<size_t>(p)]; };
     const Product* p = at(product);
     while (p->finish > now_ + 1 && p->before >= 0) p = at(p->before);
-    pass(role(static_cast<size_t>(p->warp)), "products' end is seen", p->finish);
+    pass(role(static_cast<size_t>(p->warp)), "until the end of the products is visible", p->finish);
     while (p->start > p->issue + 1 && p->before >= 0 && now_ > until_) {
       pass("tensor core", "", p->start);
       p = at(p->before);

@@ -58,7 +58,8 @@ struct Simulation {
   double time_of_turn(size_t warp, size_t turn) const;  // issue of its first instruction; -1: not reached
 };
 
-// offset: clocks between the second turns of computing warps that share a scheduler. It decides if they stay in step.
+// offset: clocks between the second turns of computing warps that share a scheduler. The offset decides if the warps
+// stay in step.
 Simulation simulate(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
                     double offset = 0);
 

@@ -14,8 +14,8 @@ namespace tandem::cpu {
 // Returns ok, or the reason why this engine cannot serve a valid problem.
 Status check(const Problem& problem);
 
-// Returns the scratch bytes for forward or backward (by problem.pass) on this number of threads. They depend only on
-// shapes and flags.
+// Returns the scratch bytes for forward or backward (by problem.pass) on this number of threads. The bytes depend only
+// on shapes and flags.
 size_t workspace_size(const Problem& problem, int threads);
 
 // workspace: workspace_size() bytes, any alignment. Results have the same bits for any number of threads.

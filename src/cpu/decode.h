@@ -1,5 +1,5 @@
-// The forward for a few queries over many keys. It is memory-bound, so that keys and values are read once, without
-// packing.
+// The forward for a few queries over many keys. Such a forward is memory-bound, so that keys and values are read once,
+// without packing.
 //
 // Lanes run along head_dim. Scores use the [keys][panel] tile of the tiled forward, so that both share the code of
 // options, masks and softmax. Long key ranges are cut into parts by the scheduler; combine() joins them in order.
@@ -138,8 +138,8 @@ struct StreamedRows {
 };
 
 // Keys lie in lanes if more than a few rows share them: transposing keys costs less than a sum over lanes per score.
-// The choice sets the order of a score's sum. It depends only on the rows of the sequence, and the backward makes the
-// same choice.
+// The choice sets the order of a score's sum. The choice depends only on the rows of the sequence, and the backward
+// makes the same choice.
 inline bool streams_across(const Piece& piece) {
   return kLanes >= 4 && piece.streamed_rows >= 4 && piece.streamed_rows * kLanes >= piece.problem->head_dim;
 }

@@ -1,4 +1,4 @@
-// Merges parts. A row is a vector of one query and head. It is read once from each part with a nonzero weight.
+// Merges parts. A row is a vector of one query and head. The row is read once from each part with a nonzero weight.
 #include "problem/merge.h"
 
 #include <cmath>

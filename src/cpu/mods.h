@@ -1,5 +1,5 @@
-// Score and mask modifications on a tile of scores: [keys][lanes], one query per lane. They are plain functions (see
-// kernels.h). src/score_mod/tile_loops.cpp compiles the costly loops for the machine.
+// Score and mask modifications on a tile of scores: [keys][lanes], one query per lane. The loops are plain functions
+// (see kernels.h). src/score_mod/tile_loops.cpp compiles the costly loops for the machine.
 #pragma once
 
 #include <cstddef>

@@ -85,8 +85,8 @@ struct ExactSums {
   }
 };
 
-// Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. They are if
-// they agree with lse to float32 precision.
+// Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. A row's sums
+// are complete if they agree with lse to float32 precision.
 inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
                      RowTerms* terms) {
   constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;

@@ -52,8 +52,9 @@ inline VF exp2_fraction(VF f) {
   return hn::MulAdd(p, f, set(1.0f));
 }
 
-// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN for NaN; exactly 1 at 0. It needs no exponential unit and no table:
-// floor reduces the range, and a polynomial follows (Cody and Waite 1980; FlashAttention-4, arXiv 2603.05451).
+// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN for NaN; exactly 1 at 0. The polynomial needs no exponential unit
+// and no table: floor reduces the range, and a polynomial follows (Cody and Waite 1980; FlashAttention-4, arXiv
+// 2603.05451).
 template <int Degree>
 inline VF exp2(VF x) {
 #if HWY_TARGET == HWY_AVX3 || (defined(HWY_AVX3_ZEN4) && HWY_TARGET <= HWY_AVX3_DL)

@@ -115,7 +115,7 @@ Threads::Threads(int count, tandem_parallel_for parallel_for, void* parallel_for
 
 Threads::~Threads() {
   Pool* pool = pool_.load();
-  // In a forked child the workers do not exist, so that their pool cannot be joined. It is leaked.
+  // In a forked child the workers do not exist, so that their pool cannot be joined. The pool is leaked.
   if (pool != nullptr && pool->belongs_to_this_process()) delete pool;
 }
 

@@ -18,7 +18,7 @@ bool is_empty(const gpu::TensorMapSpec& spec) {
   return std::any_of(spec.dims, spec.dims + spec.rank, [](uint64_t size) { return size == 0; });
 }
 
-// Drivers refuse a tensor without elements. A kernel is launched anyway, because the gradient of an empty sum is 0. Its
+// Drivers refuse a tensor without elements. A kernel is launched anyway, because the gradient of an empty sum is 0. The
 // tensor map copies nothing.
 Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   for (const plan::Arguments::Map& map : arguments.maps()) {

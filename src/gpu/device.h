@@ -56,8 +56,8 @@ struct KernelAttributes {
 };
 
 // The element types of the bulk copy engine, with the values of the CUDA driver's enumerations. The last three types
-// have units of 16 numbers of 4 or 6 bits. They are packed in global memory and padded to 8 or 16 bytes in shared
-// memory. Sizes and boxes count single numbers.
+// have units of 16 numbers of 4 or 6 bits. These types are packed in global memory and padded to 8 or 16 bytes in
+// shared memory. Sizes and boxes count single numbers.
 enum class TensorType : int32_t {
   u8,
   u16,
@@ -124,8 +124,8 @@ struct Launch {
   std::span<const NamedBuffer> buffers;  // all memory of the launch, if wants_buffers()
 };
 
-// Code on a device. It owns references to the device, which stays open. The kernels must have ended before the Module
-// is destroyed.
+// Code on a device. The code owns references to the device, which stays open. The kernels must have ended before the
+// Module is destroyed.
 class Module {
  public:
   virtual ~Module() = default;

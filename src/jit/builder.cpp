@@ -46,7 +46,7 @@ Digest key_of(const Compiler& compiler, const Request& request, const std::vecto
   return hash.finish();
 }
 
-// ptxas reports that it serialises matrix products, which makes a kernel 1.5 times as slow. Its register allocation
+// ptxas reports that it serialises matrix products, which makes a kernel 1.5 times as slow. NVRTC's register allocation
 // varies between runs, so that a second run may find registers for overlapping products.
 bool is_serialised(const std::string& log) {
   return log.find("instructions are serialized due to") != std::string::npos;

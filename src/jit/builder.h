@@ -23,8 +23,8 @@ struct Code {
 // Several threads may use a builder at once.
 class KernelBuilder {
  public:
-  // sources: the files that kernels may include. Only tests pass a list other than kernels(). They must outlive the
-  // builder.
+  // sources: the files that kernels may include. Only tests pass a list other than kernels(). The texts must outlive
+  // the builder.
   KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
 
   // A lookup hashes the compiler's whole input, so that callers should keep the result. Code is compiled once, even if
@@ -42,7 +42,7 @@ class KernelBuilder {
   const Cache& cache() const { return cache_; }
 
  private:
-  // One kernel. Its mutex is locked during lookup and compilation.
+  // One kernel. The entry's mutex is locked during lookup and compilation.
   struct Slot {
     std::mutex mutex;
     std::shared_ptr<const Code> code;

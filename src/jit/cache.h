@@ -42,7 +42,7 @@ class Cache {
     std::chrono::milliseconds patience = std::chrono::minutes(2);
   };
 
-  // The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. It is empty with
+  // The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. The path is empty with
   // TANDEM_CACHE=off or without a home.
   static Options options(const Env& env);
 
@@ -58,7 +58,7 @@ class Cache {
   // max_bytes.
   Status publish(const Digest& key, std::string_view description, std::string_view payload) const;
 
-  // The right to compile a kernel, among processes and threads. It ends on destruction or with the process.
+  // The right to compile a kernel, among processes and threads. The right ends on destruction or with the process.
   class Lock {
    public:
     Lock() = default;

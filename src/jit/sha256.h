@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4). Its digests name cache entries by content and detect damaged entries.
+// SHA-256 (FIPS 180-4). The digests name cache entries by content and detect damaged entries.
 #pragma once
 
 #include <array>

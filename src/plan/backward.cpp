@@ -55,9 +55,9 @@ Status check_captured(const Problem& p) {
                                      "): split the call over batch or heads, with accumulate"));
 }
 
-// Heads that run together with a left bound. Their active n_blocks see the rows between the first and the last n_block,
-// and one more window. With more heads n_blocks wait less for each other, but their dq must fit in the L2 cache. In
-// long iterations of clusters, waiting costs less than memory.
+// Heads that run together with a left bound. The heads' active n_blocks see the rows between the first and the last
+// n_block, and one more window. With more heads n_blocks wait less for each other, but their dq must fit in the L2
+// cache. In long iterations of clusters, waiting costs less than memory.
 int64_t window_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int64_t ctas) {
   const int64_t left = std::min(p.window_left, p.seqlen_q), right = needs_right_mask(p) ? p.window_right : p.seqlen_q;
   const int64_t rows =

@@ -16,7 +16,7 @@ bool captured_per_tile(const Problem& p);
 // True if the main kernel can accumulate these gradients from each score.
 bool captured_per_score(const Problem& p);
 
-// True if dk or dv is float32 or accumulated into. They are then stored from registers, two columns at a time.
+// True if dk or dv is float32 or accumulated into. Both are then stored from registers, two columns at a time.
 bool stores_from_registers(const Problem& p);
 
 // Bytes of q, dout and dq_accum that one iteration accesses per query: the working set that should fit in the L2 cache.

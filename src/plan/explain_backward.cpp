@@ -50,8 +50,9 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   // A chunk of dS exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
   if (plan.backward.ds_chunk_bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
-  // Every tile of keys reads the queries that see it, and their dout, lse and delta. It adds to their float32 dq, which
-  // is then converted, unless only one tile exists. With ds_gmem it writes dS instead, which the dq kernel reads.
+  // Every tile of keys reads the queries that see it, and their dout, lse and delta. The tile adds to the float32 dq of
+  // these queries, which is then converted, unless only one tile exists. With ds_gmem it writes dS instead, which the
+  // dq kernel reads.
   const double sums = t.single_n_block || t.ds_gmem ? 0 : d;
   f.l2_bytes = own + work.pairs / t.tile_n * (kElement * planner.iteration_columns(t) + kFloat * (2 * scores + sums)) +
                rows * kFloat * (2 + sums) + (t.ds_gmem ? 2 * kElement * work.pairs : 0);

@@ -1,8 +1,8 @@
 // The fields of each kernel configuration, listed once. The id and name of a kernel, its source, and the candidates of
 // bench/tune.py all derive from these lists.
 //
-// A configuration is an aggregate of whole numbers, flags and enumerations. Its list names each member in the order of
-// the struct, as designated initialisers require. static_asserts below compare a list with its struct.
+// A configuration is an aggregate of whole numbers, flags and enumerations. The aggregate's list names each member in
+// the order of the struct, as designated initialisers require. static_asserts below compare a list with its struct.
 #pragma once
 
 #include <cstdint>

@@ -14,8 +14,8 @@
 namespace tandem::plan {
 namespace {
 
-// Returns the maximum number of query heads of a key head that can share a tile. It is a power of two up to 64, so that
-// a warpgroup's 64 rows are whole queries.
+// Returns the maximum number of query heads of a key head that can share a tile. The number is a power of two up to 64,
+// so that a warpgroup's 64 rows are whole queries.
 int max_pack_gqa(const Problem& p) {
   const int64_t group = p.group();
   int pack_gqa = 1;

@@ -40,7 +40,7 @@ void* Arguments::zeroed(size_t bytes) {
   return of_kernel_.push_back(std::memset(memory_ + begin, 0, bytes));
 }
 
-// A hash identifies an expression. It is almost certainly unique.
+// A hash identifies an expression. The hash is almost certainly unique.
 PlannedKernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
   // Configuration ids do not use the two highest bits (combinations() in fields.h).
   const uint64_t of_unit = static_cast<uint64_t>(unit) << 62;

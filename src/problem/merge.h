@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// Packed tensors are a batch of one. It holds no copy of the parts, because the caller may pass any number of them.
+// Packed tensors are a batch of one. The struct holds no copy of the parts, because the caller may pass any number of
+// them.
 struct MergeProblem {
   int64_t parts = 0;
   int64_t batch = 0, seqlen = 0, heads = 0, head_dim = 0;

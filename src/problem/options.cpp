@@ -43,7 +43,8 @@ Status ProblemBuilder::read_options() {
   }
   if (args_.sm_limit < 0) {
     return Status::invalid(
-        str_cat("sm_limit (", args_.sm_limit, ") must be 0 (none) or the most multiprocessors that the call may take"));
+        str_cat("sm_limit (", args_.sm_limit,
+                ") must be 0 (no limit) or the largest number of multiprocessors that the call may use"));
   }
   p_.num_splits = args_.num_splits;
   p_.deterministic = args_.deterministic != 0;

@@ -32,7 +32,7 @@ inline Philox4 dropout_words(uint64_t seed, uint64_t offset, uint64_t sequence_h
                     uint32_t(seed >> 32) + uint32_t(offset >> 32), kDropoutRounds);
 }
 
-// The word and the first bit of a column's byte. They follow the layout of GPU fragments: pairs of columns in
+// The word and the first bit of a column's byte. Both follow the layout of GPU fragments: pairs of columns in
 // neighbouring lanes, eight columns in four lanes.
 constexpr int dropout_word(int64_t column) { return static_cast<int>(column % 16 / 8 * 2 + column % 2); }
 constexpr int dropout_shift(int64_t column) { return static_cast<int>(column / 2 % 4 * 8); }

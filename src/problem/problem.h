@@ -1,8 +1,8 @@
 // Problem: one attention call after its only check, in the form every engine reads.
 //
 // make_problem() turns the arguments of the C interface into a Problem or returns the reason for a refusal. A Problem
-// satisfies every rule of tandem.h that the host can check, so that engines need no further checks. They read lengths,
-// strides and flags.
+// satisfies every rule of tandem.h that the host can check, so that engines need no further checks. The checks read
+// lengths, strides and flags.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ constexpr int64_t size_of(DType t) {
 
 const char* name_of(DType t);  // "float32", "bfloat16", ...
 
-// A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. It describes q, k, v, out, their
-// gradients and, with dim 1, lse and max_scores. Packed tensors have batch stride 0, because rows count over all
+// A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. The struct describes q, k, v, out,
+// their gradients and, with dim 1, lse and max_scores. Packed tensors have batch stride 0, because rows count over all
 // sequences.
 struct View {
   std::byte* data = nullptr;
@@ -47,8 +47,8 @@ struct View {
   }
 };
 
-// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); broadcast dimensions have stride 0. It also describes gradients of a
-// modification's tensors, whose dimensions come first.
+// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); broadcast dimensions have stride 0. Gradients of the tensors of a
+// modification are also such views, and their dimensions come first.
 struct BiasView {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -203,7 +203,8 @@ Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, 
 // Checks the values of index tensors, which are in host memory.
 Status check_values(const Problem& problem);
 
-// One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); keys are addressed the same way.
+// One sequence of the batch. Row i of the sequence's q is q.at(batch_index, q_begin + i, head); keys are addressed the
+// same way.
 struct Sequence {
   int64_t batch_index = 0;           // index for View::at (strides are 0 if packed) and for bias
   int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense

@@ -239,7 +239,7 @@ Status ProblemBuilder::read_gradients() {
 Status ProblemBuilder::read_bias() {
   if (!given(&Args::bias)) {
     if (!backward() || !given(&Args::dbias)) return {};
-    return Status::invalid("dbias must be NULL without bias: there is nothing it would be the gradient of");
+    return Status::invalid("dbias must be NULL without bias: dbias is the gradient of bias");
   }
   if (packed()) {
     return Status::invalid(
@@ -280,7 +280,7 @@ Status ProblemBuilder::read_per_head() {
   }
   if (backward() && given(&Args::dsink)) {
     if (!given(&Args::sink)) {
-      return Status::invalid("dsink must be NULL without sink: there is nothing it would be the gradient of");
+      return Status::invalid("dsink must be NULL without sink: dsink is the gradient of sink");
     }
     TANDEM_TRY(read_like(&Args::dsink, &Args::sink, p_.sink.dtype, false));
     p_.dsink = head_view_of(operand(&Args::dsink));

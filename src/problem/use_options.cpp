@@ -96,7 +96,7 @@ std::string used_options(const Problem& p) {
   std::string text = p.taken.softcap ? "score_mod is softcap" : p.taken.alibi ? "score_mod is ALiBi" : "";
   if (!p.taken.window) return text;
   return str_cat(text, text.empty() ? "" : ", ",
-                 p.mask_mod ? "mask_mod shows part of a window" : "mask_mod is a window");
+                 p.mask_mod ? "mask_mod hides keys within the window" : "mask_mod is a window");
 }
 
 }  // namespace tandem

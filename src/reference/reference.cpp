@@ -29,7 +29,7 @@
 //    dk_j   += softmax_scale * dt_j q_i
 //    dv_j   += z_j p_j dout_i
 //
-// A key that the row does not see, or whose score is -inf, is skipped instead of multiplied by zero. It therefore
+// A key that the row does not see, or whose score is -inf, is skipped instead of multiplied by zero. The pair therefore
 // cannot affect a result. A derivative is also never multiplied by a ds_j of 0.
 
 namespace tandem::reference {

@@ -178,7 +178,7 @@ std::string tile_function_of(const Mod& mod, const std::vector<Capture>& capture
       print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"), "  return true;\n}\n");
 }
 
-// Printed even if the expression reads none of the tensors with gradients. Their gradients are then zeros.
+// Printed even if the expression reads none of the tensors with gradients. The gradients of the tensors are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
   std::string counts, bodies;
   for (const auto& [line, name] : {std::pair{Line::row, "row"}, std::pair{Line::column, "column"},

@@ -13,8 +13,8 @@
 
 namespace tandem::score_mod {
 
-// The line of a tile along which a score_mod may read one element repeatedly: a query, a key, or a distance. It is only
-// a hint, with row as the default. tile: all scores read the same element.
+// The line of a tile along which a score_mod may read one element repeatedly: a query, a key, or a distance. The result
+// is only a hint, with row as the default. tile: all scores read the same element.
 enum class Line : uint8_t { row, column, diagonal, tile };
 
 // A float element that a score_mod reads, and the derivative with respect to it.

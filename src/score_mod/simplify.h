@@ -10,7 +10,8 @@ class Simplifier {
  public:
   explicit Simplifier(Graph& graph) : graph_(graph) {}
 
-  // Returns an existing node of equal value, or kNoNode. It may reorder the operands of the node in the latter case.
+  // Returns an existing node of equal value, or kNoNode. The function may reorder the operands of the node in the
+  // latter case.
   NodeId simplify(Node& node);
 
  private:

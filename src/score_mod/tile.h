@@ -55,7 +55,8 @@ class TileRun {
   TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
   TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
 
-  // Must be called before the first tile of a sequence. It uses only the batch and the lengths of the position.
+  // Must be called before the first tile of a sequence. The function uses only the batch and the lengths of the
+  // position.
   void begin(const Position& sequence);
   void run(const TileInputs& inputs);
 

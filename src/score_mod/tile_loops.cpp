@@ -73,7 +73,7 @@ inline float tanh_float(float x) {
   const double small = size - size * size * size / 3;  // the general form would cancel for small x
   return static_cast<float>(__builtin_copysign(size < 0.001 ? small : large, wide));
 }
-// One libm call per element, in float64. Its error vanishes in the rounding to float32.
+// One libm call per element, in float64. The call's error vanishes in the rounding to float32.
 inline float expm1_float(float x) { return static_cast<float>(__builtin_expm1(static_cast<double>(x))); }
 inline float log1p_float(float x) { return static_cast<float>(__builtin_log1p(static_cast<double>(x))); }
 inline float sin_float(float x) { return static_cast<float>(__builtin_sin(static_cast<double>(x))); }

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154
-# Sourced by the tests of the command, which set $tandem. They then run in $work, a new folder.
+# Sourced by the tests of the command, which set $tandem. The tests then run in $work, a new folder.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit

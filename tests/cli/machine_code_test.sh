@@ -60,7 +60,7 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 [ "$longest" -le 100 ] || fail "explain --cubin: a line of $longest columns"
 
 # Models its clocks. Both sides of every branch stay possible, because no thread number decides.
-expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
+expect 0 "chain of waits in a step" explain --clocks --cubin other.cubin --clocks-timeline run.svg
 tr -s ' \n' ' ' < output | grep -qE 'step [0-9]+ clocks( \([0-9]+ to [0-9]+: warpgroups [^)]*\))?; the tensor core works' ||
   fail "explain --clocks does not say what a step takes"
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)

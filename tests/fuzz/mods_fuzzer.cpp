@@ -1,4 +1,4 @@
-// Reads any text as a score_mod and as a mask_mod. It is refused with a sentence, or evaluated with all its
+// Reads any text as a score_mod and as a mask_mod. The text is refused with a sentence, or evaluated with all its
 // derivatives. Positions are far and near, and no element beyond the tensors is read.
 #include <cstdlib>
 #include <string>

@@ -1,4 +1,5 @@
-// Reads any bytes as npy. They are refused with a sentence, or end with the array, which has the size of its shape.
+// Reads any bytes as npy. The bytes are refused with a sentence, or end with the array, which has the size of its
+// shape.
 #include <cstdlib>
 
 #include "cli/io/npy.h"

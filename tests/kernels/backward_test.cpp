@@ -177,7 +177,7 @@ TEST(KernelsBackward, WideHeads) {
 }
 
 // dS of wide heads goes through global memory. Cases have more n_blocks than one sum, windows that begin anywhere, or
-// m_blocks without keys. Others have two m_blocks per row of dS, one or two heads of a group, two chunks, or
+// m_blocks without keys. Other cases have two m_blocks per row of dS, one or two heads of a group, two chunks, or
 // accumulation.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<CheckedCase> cases;

@@ -34,7 +34,8 @@ class KernelsLarge : public testing::Test {
     for (int64_t tensor = 0; tensor < 3; ++tensor) fill_periodically(memory_[static_cast<size_t>(tensor)], tensor);
   }
 
-  // Row i is row (i + shift) % kPeriod of the values. They are copied from the host once, then doubled repeatedly.
+  // Row i is row (i + shift) % kPeriod of the values. The values are copied from the host once, then doubled
+  // repeatedly.
   void fill_periodically(const DeviceMemory& to, int64_t shift) {
     const size_t row = kRow * 2, all = to.bytes();
     std::vector<std::byte> period(kPeriod * row);

@@ -65,7 +65,7 @@ def test_flash_attn_with_kvcache():
             assert torch.equal(inputs[1], want_k) and torch.equal(inputs[2], want_v)
             for x, part in zip(out, parts):
                 hold(x, torch_reference.attend, *part, causal=True, what=f"{module.__name__} {given}")
-    # The dense form never waits, so that a graph can capture it. Its lengths may change in the graph.
+    # The dense form never waits, so that a graph can capture it. The form's lengths may change in the graph.
     (q, k_cache, v_cache, _, _), _, _, _ = cache_case()
     seqlens = int32(5, 60, device=GPU)
     flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=seqlens, causal=True)

@@ -124,7 +124,7 @@ def test_lists_of_blocks_of_another_size_are_read():
 
 
 def test_a_number_that_a_mask_captured_may_change():
-    """The first mask has the lists. They hide keys that the second mask_mod would show."""
+    """The first mask has the lists. The lists hide keys that the second mask_mod would show."""
     width = 9
 
     def window(b, h, q_idx, kv_idx):

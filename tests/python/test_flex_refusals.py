@@ -98,7 +98,7 @@ REFUSED = {
     of_an_array: (tandem.Unsupported, "numpy needs values"),
     by_lgamma: (tandem.Unsupported, "no expression has torch's lgamma"),
     without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) is combined with one score"),
-    by_a_float: (tandem.Unsupported, "an index is an int, and this is a float"),
+    by_a_float: (tandem.Unsupported, "an index must be an int, not a float"),
     too_many: (IndexError, r"3 indices are given to a tensor of shape \(4, 9\)"),
     out_of_bounds: (IndexError, "index 9 is out of bounds for a dimension of 9"),
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
@@ -106,7 +106,7 @@ REFUSED = {
     by_floats: (tandem.Unsupported, "'&' takes bools or ints, and one side is a float"),
     sorted_row: (tandem.Unsupported, "no expression has torch's sort"),
     of_none: (tandem.Unsupported, "None adds a dimension"),
-    of_a_part: (tandem.Unsupported, "an index is a number, and this is a slice"),
+    of_a_part: (tandem.Unsupported, "an index must be a number, not a slice"),
     whole: (tandem.Unsupported, "no expression has torch's sum with these arguments: dim must be an int"),
 }
 

@@ -34,7 +34,7 @@ def run(*arguments):
 def made_up_text():
     """Writes the same bytes for any pages that the program learns from otherwise.
 
-    They are easy, so that rounding stays small.
+    The pages are easy, so that rounding stays small.
     """
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _ in range(60)]

@@ -98,7 +98,7 @@ def test_the_operator_sees_the_same_keys_of_packed_sequences():
 def flash_backward_of_one(dout, q, k, v, out, lse, scale, seen):
     """Computes FlashAttention-2's backward of one sequence, (seqlen, heads, head_dim).
 
-    It reconstructs the softmax from the lse.
+    The computation reconstructs the softmax from the lse.
     """
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

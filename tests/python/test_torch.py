@@ -288,7 +288,7 @@ def test_out_and_mixed_kinds():
         tandem.attention(q, k.numpy(), v)
     before = out.clone()
     for bad in ({"q": q.clone().requires_grad_()}, {"out": out.clone().requires_grad_()}):
-        with pytest.raises(ValueError, match="out must be None where a gradient is wanted"):
+        with pytest.raises(ValueError, match="out must be None if a gradient is required"):
             tandem.attention(**{"q": q, "k": k, "v": v, "out": out, **bad})
     assert torch.equal(before, out)
 

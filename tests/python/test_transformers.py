@@ -153,8 +153,8 @@ def assert_within_twice(reference, plain, ours, what, size=None):
 def assert_all_within_twice(reference, plain, ours):
     assert reference.keys() == plain.keys() == ours.keys()
     for name in reference:
-        # A bias of the keys moves all scores of a query equally. Its gradient is zero: a sum of terms as large as the
-        # query's.
+        # A bias of the keys moves all scores of a query equally. The bias's gradient is zero: a sum of terms as large
+        # as the query's.
         size = reference.get(name.replace("key.bias", "query.bias").replace("k_proj.bias", "q_proj.bias"))
         assert_within_twice(reference[name], plain[name], ours[name], name, size)
 

@@ -43,8 +43,8 @@ class BlocksInstance {
   tandem_mod mod_;
 };
 
-// Calls make() to build an instance's lists. They must equal an evaluation of every query and key, with intact guards.
-// Returns the first error as a sentence, or "".
+// Calls make() to build an instance's lists. The lists must equal an evaluation of every query and key, with intact
+// guards. Returns the first error as a sentence, or "".
 std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
 
 // Expressions and shapes that every engine supports: the gallery, tails, empty sequences, lists per head, any block

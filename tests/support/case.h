@@ -1,5 +1,5 @@
-// A Case describes one attention problem completely: shapes, options, layouts and the seed of its values. It prints as
-// one line of flags and is read back from it, so that every failure can be repeated.
+// A Case describes one attention problem completely: shapes, options, layouts and the seed of its values. A case prints
+// as one line of flags and is read back from it, so that every failure can be repeated.
 #pragma once
 
 #include <cstdint>

@@ -5,12 +5,13 @@
 //
 // Errors are against the reference in float64, for every head of every sequence. ref + 0.3 - 0.3 has the result's type.
 // One run on few numbers depends on chance, so that standard attention runs several times with random rounding
-// (plain.h). Its max error is the largest of all runs. If that is more, it is 3 times the root mean square over the
-// runs of its hardest number. Its mean error, compared from 16 numbers on, is the mean of the runs plus 3 times their
-// spread. If a few runs refuse a result, 32 runs decide. A forward's row with one key is held to one run without noise,
-// because the run has almost no error. With 16-bit inputs the log-sum-exp may err by another 2^-13, as exponentials do.
-// This bound also holds for their float32 results in units of the largest. Infinities must stand where the reference's
-// stand, and numbers that are zero by structure must be zero. A result may be NaN only where the reference is NaN.
+// (plain.h). The max error of standard attention is the largest of all runs. If that is more, it is 3 times the root
+// mean square over the runs of its hardest number. The mean error of standard attention, compared from 16 numbers on,
+// is the mean of the runs plus 3 times their spread. If a few runs refuse a result, 32 runs decide. A forward's row
+// with one key is held to one run without noise, because the run has almost no error. With 16-bit inputs the
+// log-sum-exp may err by another 2^-13, as exponentials do. This bound also holds for their float32 results in units of
+// the largest. Infinities must stand where the reference's stand, and numbers that are zero by structure must be zero.
+// A result may be NaN only where the reference is NaN.
 #pragma once
 
 #include <functional>
@@ -33,7 +34,7 @@ struct EngineCall : Problem {
 };
 
 // Runs forward or backward by call.pass, on the outputs of the call. An exception is a failure of the case, except
-// Refused: the engine detects only during the call that it cannot serve it. It has then written nothing.
+// Refused: the engine detects only during the call that it cannot serve it. The engine has then written nothing.
 using Engine = std::function<void(const EngineCall& call)>;
 struct Refused : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -34,7 +34,7 @@ class Instance {
   // All outputs as compact float64, for the reference and for standard attention.
   Outputs exact_outputs(tandem_pass pass) const;
 
-  // Arguments of the C interface. They point into *this and *outputs, so both must not move.
+  // Arguments of the C interface. The arguments point into *this and *outputs, so both must not move.
   tandem_attention_args args(tandem_pass pass, Outputs* outputs);
   // The same problem through make_problem(). Throws std::runtime_error with its sentence for a refused case.
   Problem problem(tandem_pass pass, Outputs* outputs);

@@ -44,7 +44,7 @@ class MergeInstance {
   std::vector<const tandem_tensor*> out_list_, lse_list_;
 };
 
-// merge() merges an instance. Its largest error must be within twice the error of the formula in float32, plus the
+// merge() merges an instance. The largest error must be within twice the error of the formula in float32, plus the
 // rounding of the result's type. Guards must be intact. Returns the error as a sentence, or "".
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
 

@@ -1,5 +1,5 @@
-// The innermost loops of standard attention on several numbers at once. They give the same bits as one number after the
-// other.
+// The innermost loops of standard attention on several numbers at once. The loops give the same bits as one number
+// after the other.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every proof about the kernels that needs a GPU. It writes a JSON file whose fields docs/results/README.md
+# Runs every proof about the kernels that needs a GPU. The script writes a JSON file whose fields docs/results/README.md
 # explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a Blackwell one.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,large,
@@ -120,7 +120,7 @@ sanitize() { # <step> <tool> <flags and command...>
   step "$name" 'ERROR SUMMARY|RACECHECK SUMMARY' "$program" --error-exitcode 9 --print-limit 20 --tool "$@"
 }
 
-# Checks random large shapes, with guard bands and float64; 40 of them under memcheck. They need torch.
+# Checks random large shapes, with guard bands and float64; 40 of them under memcheck. The proofs need torch.
 large() { # <step> <flags of large_shapes.py...>
   local name=$1
   shift

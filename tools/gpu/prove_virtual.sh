@@ -73,7 +73,7 @@ shares_of() { # <step>: prints the number of its shares
   esac
 }
 
-# Runs share n of a step. Its output shows each problem before its outcome.
+# Runs share n of a step. The output shows each problem before its outcome.
 run_share() { # <step> <n> <shares>
   local each=$(((problems + $3 - 1) / $3)) from fuzz_flags=()
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)

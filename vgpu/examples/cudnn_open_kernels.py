@@ -5,8 +5,9 @@
     python cudnn_open_kernels.py cudnn-frontend --arch sm_90a --head-dim 128 --out d128
     tandem vgpu check d128/kernel.ptx --launch d128/launch.json
 
-It extracts the kernel and its flags from the header and compiles the kernel to PTX. It writes the launch description of
-cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...), random inputs, and their attention in float64.
+The script extracts the kernel and its flags from the header and compiles the kernel to PTX. The script also writes the
+launch description of cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...), random inputs, and their attention in
+float64.
 """
 
 import argparse

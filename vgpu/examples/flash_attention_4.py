@@ -5,9 +5,9 @@
     python flash_attention_4.py launch ptx/sm_90a/fwd_d128.ptx --seqlen-q 300 --seqlen-k 200 --out d128
     tandem vgpu check ptx/sm_90a/fwd_d128.ptx --launch d128/launch.json
 
-`launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. It prints
-the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post) that pass results through files.
-fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
+`launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. `launch`
+also prints the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post) that pass results through
+files. fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
 
 The launcher of flash-attn-4 4.0.0b36 passes these parameters; another version may pass other ones.
 """
@@ -135,7 +135,7 @@ def write_launch(arguments):
     ptx = pathlib.Path(arguments.ptx)
     arch = re.search(r"^\.target (\w+)", ptx.read_text(errors="replace"), re.MULTILINE)[1]
     if ptx.stem not in CASES or arch not in MULTIPROCESSORS:
-        sys.exit(f"{ptx}: must be {', '.join(CASES)} for sm_90a or sm_100a: the launches of others are not known here")
+        sys.exit(f"{ptx}: must be {', '.join(CASES)} for sm_90a or sm_100a: other kernels have no launch")
     head_dim, heads_k, causal = CASES[ptx.stem]
     group = 16 // heads_k
     if arguments.heads % group != 0:
@@ -275,7 +275,7 @@ def main():
     one.add_argument("folder")
     one.add_argument("cases", nargs="*", help=f"[all] {' '.join(CASES)}")
     one.set_defaults(run=dump)
-    one = verbs.add_parser("compile", help="one of them, for dump")
+    one = verbs.add_parser("compile", help="compile one kernel, which FlashAttention-4 then writes to a file")
     one.add_argument("case", choices=CASES)
     one.add_argument("arch", choices=MULTIPROCESSORS)
     one.set_defaults(run=lambda a: compile_case(a.case, a.arch))

@@ -21,7 +21,7 @@ class Allocator {
   ~Allocator();
 
   Status allocate(size_t bytes, void** address);
-  // Registers memory of the program. free() forgets it without freeing it. It counts as written.
+  // Registers memory of the program. free() forgets it without freeing it. The memory counts as written.
   void adopt(void* address, size_t bytes);
   Status free(void* address);
   // Refuses a range that begins in an allocation and ends after it. Memory outside all allocations is not checked.

@@ -1,5 +1,5 @@
-// The virtual GPU as a gpu::Device: "vgpu:h200" or another model of vgpu/models. Its memory is the host's. The CPU
-// executes the PTX of its kernels. A kernel that breaks a rule fails its launch with a sentence.
+// The virtual GPU as a gpu::Device: "vgpu:h200" or another model of vgpu/models. The device's memory is the host's. The
+// CPU executes the PTX of its kernels. A kernel that breaks a rule fails its launch with a sentence.
 #pragma once
 
 #include <functional>
@@ -34,7 +34,7 @@ struct Options {
   std::function<void(const Outcome&)> report = {};
 };
 
-// Reads TANDEM_VGPU_SCHEDULE, TANDEM_VGPU_CHECK, TANDEM_VGPU_LETTER and TANDEM_VGPU_THREADS. Their values at the first
+// Reads TANDEM_VGPU_SCHEDULE, TANDEM_VGPU_CHECK, TANDEM_VGPU_LETTER and TANDEM_VGPU_THREADS. The values at the first
 // call count.
 Status options_from_environment(Options* options);
 

@@ -1,8 +1,8 @@
 // Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta
 // (prepost/bwd_preprocess.cuh). Tested on the virtual GPU, not yet on hardware.
 //
-// A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
-// 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
+// A CTA takes n_blocks of a key head and keeps their 128 keys and values. The CTA iterates over the queries that see
+// them, 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
 // queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq_reduce.cuh);
 // prepost/bwd_postprocess.cuh rounds it.
 //

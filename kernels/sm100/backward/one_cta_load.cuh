@@ -1,4 +1,4 @@
-// The loading thread of the Blackwell backward. It also takes the tiles and publishes them to the other warps.
+// The loading thread of the Blackwell backward. The thread also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "ptx/tma.cuh"
 #include "sm100/backward/smem.cuh"

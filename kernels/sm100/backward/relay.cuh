@@ -1,5 +1,5 @@
-// The relay warp of the Blackwell backward, with T.has_relay_warp(). It zeroes rows beyond a sequence before it signals
-// operands to the products, because these rows are undefined and 0 * NaN is NaN.
+// The relay warp of the Blackwell backward, with T.has_relay_warp(). The warp zeroes rows beyond a sequence before it
+// signals operands to the products, because these rows are undefined and 0 * NaN is NaN.
 #pragma once
 #include "device/chunk.cuh"
 #include "ptx/tma.cuh"

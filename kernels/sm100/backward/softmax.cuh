@@ -1,5 +1,5 @@
-// An MMA warpgroup of the Blackwell backward. It computes P from S and dS from dP (dsoftmax.cuh), which it loads from
-// tensor memory, and stores P and dS for the next products. A thread has one key and its warpgroup's half of an
+// An MMA warpgroup of the Blackwell backward. The warpgroup loads S and dP from tensor memory, computes P and dS
+// (dsoftmax.cuh), and stores both for the next products. A thread has one key and its warpgroup's half of an
 // iteration's queries.
 #pragma once
 #include "device/dropout.cuh"

@@ -11,8 +11,8 @@ struct TmaRows {
   int row, head, batch;
 };
 
-// Each operand of an iteration has one buffer. It is free after its product: S, dP, dV, or dK (issued after the next
-// S). -lse and delta have two buffers; dK of the iteration frees a buffer.
+// Each operand of an iteration has one buffer. The buffer is free after its product: S, dP, dV, or dK (issued after the
+// next S). -lse and delta have two buffers; dK of the iteration frees a buffer.
 template <Sm100BackwardConfig T>
 struct TwoCtaLoads {
   const BackwardParams& p;

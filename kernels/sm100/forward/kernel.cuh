@@ -11,8 +11,8 @@
 //    K' Q0'    | O0 += P0 V0, S0'= .. |                     | P1 = softmax(S1)    | O0 / sum -> out
 //    Q1' V'    | O1 += P1 V0, S1'= .. | P0 = softmax(S0')   |                     | O1 / sum -> out
 //
-// A softmax thread has one row. It moves row_max and scales its row of O only if sums or scores grow too much; the
-// epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
+// A softmax thread has one row. The thread moves row_max and scales its row of O only if sums or scores grow too much;
+// the epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
 // column:
 //
 //    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192

@@ -1,4 +1,5 @@
-// The loading thread of the Blackwell forward. It also takes the work tiles and publishes them to the other warps.
+// The loading thread of the Blackwell forward. The thread also takes the work tiles and publishes them to the other
+// warps.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/coords.cuh"

@@ -1,5 +1,6 @@
-// dq of wide heads by a separate kernel. It sums dS' K over the n_blocks of a chunk, from the dS that the main kernel
-// has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread loads.
+// dq of wide heads by a separate kernel. The kernel sums dS' K over the n_blocks of a chunk, from the dS that the main
+// kernel has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread
+// loads.
 //
 // A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
 // and so the result, does not depend on the chunks.

@@ -51,8 +51,8 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// split_q_heads: adds to the sums of the earlier query heads; the first head stores. A warpgroup calls it with its
-// named barrier. turn: the number of earlier heads.
+// split_q_heads: adds to the sums of the earlier query heads; the first head stores. barrier: the warpgroup's named
+// barrier. turn: the number of earlier heads.
 template <int n>
 TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
   if (threadIdx.x % 128 == 0) {
@@ -72,8 +72,8 @@ TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to
   if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
 }
 
-// The epilogue of a warpgroup. It stores the warpgroup's keys of an n_block, or its columns if all warpgroups share the
-// keys. After construction the epilogue does not read shared memory.
+// The epilogue of a warpgroup. The epilogue stores the warpgroup's keys of an n_block, or its columns if all warpgroups
+// share the keys. After construction the epilogue does not read shared memory.
 template <Sm90BackwardConfig T>
 struct KeyEpilogue {
   const BackwardParams& p;

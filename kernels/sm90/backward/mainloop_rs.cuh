@@ -14,7 +14,7 @@ struct RsOrder {
   // core has accepted the product, the fence waits for these stores, and dP waits for the fence.
   static constexpr bool kDqFirst = T.staged();
   static constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
-  // True: dV overlaps the computation of dS. This is 2 % faster under a causal mask and not faster without.
+  // True: dV overlaps the computation of dS. The overlap is 2 % faster under a causal mask and not faster without.
   static constexpr bool kDvFirst = T.tile_m > 64 && T.bounded_right && !T.bounded_left;
   // The position of the fence after the stores of dS. dq reads dS only in the next iteration, so that the fence can
   // overlap other products.

@@ -29,7 +29,7 @@ TANDEM_DEVICE void dv_and_ds(float (&dv)[T.dv_columns() / 2], float (&scores)[T.
 }
 
 // The schedule shared_p for wide heads: all warpgroups share the same keys, and each has separate queries of an
-// iteration. They synchronize after P has been stored and after dS has been stored.
+// iteration. The warpgroups synchronize after P has been stored and after dS has been stored.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_shared_p(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                      float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

@@ -1,4 +1,4 @@
-// The loading thread of the Hopper forward. It also takes the tiles and publishes them to the other warps.
+// The loading thread of the Hopper forward. The thread also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/pipeline_state.cuh"

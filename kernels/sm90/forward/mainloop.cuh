@@ -38,7 +38,8 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
   // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for the exchange, and bits are
   // drawn before the turn. With a block mask the n_block is known only later.
   constexpr bool kDrawsLate = T.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
-  // strict_now() is evaluated after the products are issued. It returns true if every maximum must be computed.
+  // strict_now() is evaluated after the products are issued. strict_now() returns true if every maximum must be
+  // computed.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
     if constexpr (kDrawsFirst) draw_dropout_mask(f.keep_mask, constants.dropout, rows, n_block);
     w.wait_k();

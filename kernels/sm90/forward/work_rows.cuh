@@ -23,8 +23,8 @@ struct WorkRows {
         known(kAtOnce ? warpgroup.work().template tile<T>(params) : TileCoords()) {}
 
   TANDEM_DEVICE TileCoords tile() const { return kAtOnce ? known : work.tile<T>(p); }
-  // The warpgroup's first row, and the number of rows of the sequence from it on. They are computed where they are
-  // needed, like the thread's rows, because registers would be live through the main loop.
+  // The warpgroup's first row, and the number of rows of the sequence from it on. The numbers are computed where they
+  // are needed, like the thread's rows, because registers would be live through the main loop.
   TANDEM_DEVICE int first_row() const { return tile().m_block * T.tile_m() + w.index * 64; }
   TANDEM_DEVICE int rows_left() const { return (tile().q_rows << log2_of(p.pack_gqa)) - first_row(); }
   TANDEM_DEVICE Row own_row(int i) const {

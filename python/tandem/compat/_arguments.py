@@ -71,7 +71,7 @@ def pair(window_size: Any) -> tuple[Any, Any]:
             "place; (-1, -1) is no window"
         )
     if not ((left is None or hasattr(left, "__index__")) and (right is None or hasattr(right, "__index__"))):
-        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers, of which None and -1 are no bound")
+        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers: None and -1 set no bound")
     return left if left is None else operator.index(left), right if right is None else operator.index(right)
 
 

@@ -2,7 +2,7 @@
 Tandem.
 
 A model that does not call it would use Tandem's masks in its own attention. The check reads the code of the model's
-classes. It therefore also serves classes that transformers does not know, such as a model repository's classes.
+classes. The check therefore also serves classes that transformers does not know, such as a model repository's classes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _CHECK = "_tandem_dispatch_check"  # the attribute that holds a model's hook
 
 
 def check_class(cls: type, implementation: str) -> None:
-    """Raises Unsupported if no class in the module of a model's class calls the interface, and one is an attention that
-    reads a mask.
-    """
+    """Raises Unsupported if the module of a model's class reads a mask in an attention but never calls the interface."""
     module = sys.modules.get(cls.__module__)
     classes = [x for x in vars(module).values() if _is_module_class(x)] if module is not None else []
     if not any(map(_dispatches, classes)):

@@ -3,14 +3,13 @@
 Shapes and rules equal tandem.flash_attn's, with these differences.
 
 - The result is always (out, lse). lse, a natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None
-  unless return_lse is True or an input requires a gradient. It has a gradient, and is -inf for a row that sees no key.
+  unless return_lse is True or an input requires a gradient. The LSE has a gradient, and is -inf for a row that sees no key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
 - num_splits, pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's
-  kernels. They are accepted and change no result.
+  kernels. These arguments are accepted and change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
-  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. They are
-  traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
+  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions are traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
 - block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
   block_size. block_sparse_tensors_bwd is not read.
 - Functions that call cutlass, gather_kv_indices and qv are refused.
@@ -164,7 +163,7 @@ def flash_attn_combine(
     virtual_batch_idx=None,
     return_lse=True,
 ):
-    """Attention to all keys from attention to parts of them, computed in float32. It has no gradient.
+    """Attention to all keys from attention to parts of them, computed in float32. The result has no gradient.
 
     out_partial : (parts, batch, seqlen, heads, head_dim) or packed (parts, total, heads, head_dim).
     lse_partial : out_partial's shape without head_dim, natural logarithm; -inf for a row that saw no key of its part.
@@ -276,7 +275,7 @@ def _blocks(tensors: Any) -> tandem.Blocks:
     if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
         raise tandem.Unsupported(
             f"block_sparse_tensors ({type(tensors).__name__}) must have a block_size, such as (128, 128), and be of "
-            "dense tensors: what else they may mean depends on FlashAttention-4's tiles"
+            "dense tensors: otherwise the meaning depends on FlashAttention-4's tiles"
         )
     names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
     return tandem.Blocks(*(getattr(tensors, name, None) for name in names), BLOCK_SIZE=size)
@@ -290,8 +289,8 @@ def _plain(function: Callable, name: str) -> Callable:
         module = function.__globals__.get(called)
         if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] in ("cutlass", "quack"):
             raise tandem.Unsupported(
-                f"{name} ({function.__name__}) calls {called}, which is {module.__name__} and runs in kernels of "
-                "FlashAttention-4 alone: write it in plain Python, with torch's functions"
+                f"{name} ({function.__name__}) calls {called}, which is {module.__name__} and runs only in "
+                f"FlashAttention-4's kernels: write {called} in plain Python, with torch's functions"
             )
     return function
 
@@ -311,8 +310,8 @@ _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
     # remedies if the block mask is unsupported
-    "block_sparse_tensors": "leave it out; mask_mod alone decides what is seen",
-    "block_sparse_tensors_bwd": "leave it out; mask_mod alone decides what is seen",
+    "block_sparse_tensors": "leave it out; mask_mod decides which keys a query sees",
+    "block_sparse_tensors_bwd": "leave it out; mask_mod decides which keys a query sees",
 }
 
 

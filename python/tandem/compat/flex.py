@@ -8,9 +8,9 @@
     out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
-symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a
-gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its file
-and line.
+symbols in place of numbers and becomes an expression (docs/score_mod.md). The function needs no torch.compile, and has
+a gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its
+file and line.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def flex_attention(
     key, value : (batch, heads_k, S, E) and (batch, heads_k, S, Ev). With a block_mask their batch may be 1.
     score_mod : a function (score, b, h, q_idx, kv_idx) that returns a number, an expression (str) or a tandem.Mod.
     block_mask : a BlockMask of create_block_mask or of torch. Blocks in neither list are hidden, and in partial blocks
-        its mask_mod decides. Its lists are int32 or int64, for 1 or query's batch and heads.
+        its mask_mod decides. The mask's lists are int32 or int64, for 1 or query's batch and heads.
     scale : factor of the products; None: 1 / sqrt(E).
     enable_gqa : heads is a multiple of heads_k.
-    kernel_options : options of torch's kernels. They are checked and have no effect.
+    kernel_options : options of torch's kernels. These options are checked and have no effect.
 
     Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse it also returns lse (batch, heads,
     L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the
@@ -136,7 +136,7 @@ def flex_attention(
 
 
 def _attend(call_args: dict[str, Any], mods: dict[str, Any], return_lse: bool) -> Any:
-    """The attention. Its errors have flex_attention's argument names and the functions' places."""
+    """The attention. The errors have flex_attention's argument names and the functions' places."""
     try:
         return _api.use_torch().attention(call_args, return_lse)
     except (TypeError, ValueError, tandem.Unsupported) as error:
@@ -158,7 +158,7 @@ def _new_max_scores(query: Tensor) -> Tensor:
 def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
     """Converts a BlockMask for these tensors (batch, heads, seqlen, head_dim) to tandem.attention's arguments.
 
-    Its lists may hide more than its mask_mod. mask_mod alone suffices only if create_block_mask computed the lists from
+    The mask's lists may hide more than its mask_mod. mask_mod alone suffices only if create_block_mask computed the lists from
     it. All other lists are passed on, or become a captured tensor if the device does not read their block size.
     """
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS) and block_mask.seq_lengths == (1, 1):

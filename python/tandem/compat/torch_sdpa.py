@@ -104,7 +104,7 @@ def _forward(
     """aten::_flash_attention_forward: q (batch, seqlen, heads, head_dim), or packed with cu_seqlens. Raises Unsupported
     for what torch shall compute. Returns out, logsumexp, two tensors about dropout, and an empty one."""
     if dropout_p or return_debug_mask or any(x is not None for x in newer.values()) or q.shape[-1] != v.shape[-1]:
-        raise Unsupported("dropout, its mask, pages and splits are torch's")
+        raise Unsupported("dropout, its mask, pages and splits are not computed by tandem")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )
@@ -125,7 +125,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """aten::_flash_attention_backward. Returns dq, dk, dv."""
     if dropout_p or any(x is not None for x in newer.values()) or not _gradients.is_own(q):
-        raise Unsupported("dropout and what is newer are torch's, and GPUs without a backward of ours")
+        raise Unsupported("dropout, later options and GPUs without a backward of tandem are not supported")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )

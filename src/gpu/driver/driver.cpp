@@ -20,7 +20,7 @@ struct Owner {
   Owner(const Owner&) = delete;
   Owner& operator=(const Owner&) = delete;
   ~Owner() {
-    // At process exit the driver may end first. It then reports an error, and no context is left to release.
+    // At process exit the driver may end first. The driver then reports an error, and no context is left to release.
     if (context != nullptr) (void)api.cuDevicePrimaryCtxRelease(device);
   }
 };

@@ -14,9 +14,9 @@ using Schedule = Sm90BackwardConfig::Schedule;
 
 int pad_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
-// Returns the number of CTAs, or clusters, that share the m_blocks of an n_block. It exceeds 1 if n_blocks are too few
-// or too unequal to fill the GPU (causal masks). It assumes a whole H200, so that bits do not depend on the available
-// SMs. It is 1 for batch_invariant.
+// Returns the number of CTAs, or clusters, that share the m_blocks of an n_block. The number exceeds 1 if n_blocks are
+// too few or too unequal to fill the GPU (causal masks). The choice assumes a whole H200, so that bits do not depend on
+// the available SMs. The number is 1 for batch_invariant.
 int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, config.tile_n()) * p.heads_k * p.batch);

@@ -74,7 +74,7 @@ DsChunks choose_ds_chunks(const Problem& p, const Sm90BackwardConfig& config, co
     if (pairs_heads && round_up(wanted, 2) <= fitting) chunks.heads = round_up(wanted, 2), chunks.tile_heads = 2;
     chunks.heads = round_up(even_chunk_heads(heads, n_blocks, chunks.heads, has_mask), chunks.tile_heads);
   } else if (!has_mask && most / m_blocks >= config.dq_sum_n_blocks()) {
-    // A chunk is a part of one head. It has whole sums of dq, and chunks are as equal as these allow.
+    // A chunk is a part of one head. A chunk has whole sums of dq, and chunks are as equal as these allow.
     chunks.heads = 1;
     const int64_t accums = ceil_div(n_blocks, config.dq_sum_n_blocks());
     const int64_t most_accums = most / m_blocks / config.dq_sum_n_blocks();

@@ -52,8 +52,8 @@ int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
   return of_heads ? heads : 1;
 }
 
-// Returns the number of CTAs of a cluster that copy a bias for each other. They process the same n_blocks at the same
-// time, so that all must have the same number of n_blocks.
+// Returns the number of CTAs of a cluster that copy a bias for each other. The CTAs process the same n_blocks at the
+// same time, so that all must have the same number of n_blocks.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
   const bool even = !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
@@ -61,8 +61,8 @@ int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa)
   return t.head_dim > 64 ? 1 : 0;  // without multicast TMA is slower at head_dim 64
 }
 
-// Returns the number of CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They
-// process neighbouring tiles of a head with an even number of tiles.
+// Returns the number of CTAs of a cluster that copy keys and values for each other if they cannot share a bias. The
+// CTAs process neighbouring tiles of a head with an even number of tiles.
 int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
   const bool in_order =
       t.bias_ctas == 1 && !t.bounded_left && !t.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;

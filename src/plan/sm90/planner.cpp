@@ -51,7 +51,7 @@ class Sm90Planner final : public ArchPlanner {
         t.cluster2() ? " in each of two blocks, which have half of the keys, exchange dS and add half of dq each" : "");
   }
 
-  // A warpgroup's 64 rows read K and V of an n_block once. They read Q, too, unless it is in registers.
+  // A warpgroup's 64 rows read K and V of an n_block once. The rows read Q, too, unless it is in registers.
   double pair_smem_bytes(const ForwardKernel& kernel) const override {
     const double written = static_cast<double>(kernel.head_dim + kernel.head_dim_v) / kernel.tile_m();
     const double queries =

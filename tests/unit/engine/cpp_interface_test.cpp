@@ -231,7 +231,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// Memory of another owner, such as a device. It is requested when it is too small, and released.
+// Memory of another owner, such as a device. The memory is requested when it is too small, and released.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;

@@ -1,4 +1,5 @@
-// Plans random problems of every size for each GPU, and checks that the plans are consistent. It launches no kernel.
+// Plans random problems of every size for each GPU, and checks that the plans are consistent. The test launches no
+// kernel.
 #include "support/random.h"
 
 #include <algorithm>

@@ -13,7 +13,7 @@ namespace tandem::test {
 inline constexpr tandem_dtype kF64{TANDEM_FLOAT, 64, 1}, kF32{TANDEM_FLOAT, 32, 1}, kF16{TANDEM_FLOAT, 16, 1};
 inline constexpr tandem_dtype kBf16{TANDEM_BFLOAT, 16, 1}, kBool{TANDEM_BOOL, 8, 1}, kI32{TANDEM_INT, 32, 1};
 
-// A tensor of the C interface with its memory. It must not move after its handle is in use.
+// A tensor of the C interface with its memory. The tensor must not move after its handle is in use.
 struct Held {
   tandem_tensor handle{};
   std::vector<int64_t> shape, strides;

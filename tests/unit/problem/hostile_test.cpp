@@ -1,5 +1,5 @@
-// Random calls, most of them invalid. They are refused with a message, or converted to a Problem that stays in bounds,
-// which sanitizers check.
+// Random calls, most of them invalid. The calls are refused with a message, or converted to a Problem that stays in
+// bounds, which sanitizers check.
 #include <gtest/gtest.h>
 
 #include <cmath>

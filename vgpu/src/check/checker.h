@@ -1,5 +1,5 @@
-// The checker. It follows the happens-before order over barriers, mbarriers, fences and proxies, for every byte that a
-// kernel accesses.
+// The checker. The checker follows the happens-before order over barriers, mbarriers, fences and proxies, for every
+// byte that a kernel accesses.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ class Checker : public Observer {
   // buffers: all global memory that the kernel may access. Empty: global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,
                                          std::span<const Buffer> buffers, Options options);
-  // The findings, sorted by place in the source. They are complete after run() has returned.
+  // The findings, sorted by place in the source. The findings are complete after run() has returned.
   virtual std::vector<Finding> findings() const = 0;
 };
 

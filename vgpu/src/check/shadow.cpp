@@ -157,8 +157,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Reads that are ordered before this read need not be kept. They are removed if no entry is free, and occasionally if
-// there are many.
+// Reads that are ordered before this read need not be kept. Such reads are removed if no entry is free, and
+// occasionally if there are many.
 void Page::add_read(Part* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
@@ -184,8 +184,8 @@ void Page::add_read(Part* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// Records an atomic update after other atomic updates. It needs no check. All threads' updates are kept, but only the
-// last of each thread.
+// Records an atomic update after other atomic updates. Such an update needs no check. All threads' updates are kept,
+// but only the last of each thread.
 void Page::update(Part* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;

@@ -211,7 +211,8 @@ class Page {
   std::vector<uint32_t> free_several_;
 };
 
-// Pages of global memory that a cluster has accessed recently. Their addresses stay valid until the launch has ended.
+// Pages of global memory that a cluster has accessed recently. The addresses of these pages stay valid until the launch
+// has ended.
 class PageCache {
  public:
   struct PageEntry {

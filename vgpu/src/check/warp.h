@@ -84,8 +84,8 @@ class CheckedWarp {
   int32_t tensor_fenced_loads = 0, tensor_fenced_stores = 0;  // groups that precede a fence::before_thread_sync
   uint32_t tensor_stale = 0;                                  // lanes that need a fence::after_thread_sync
 
-  // Strong reads of global memory. Their knowledge is read at the warp's next event, because the read follows its
-  // event, and another host thread may write between the two.
+  // Strong reads of global memory. The warp's next event updates the knowledge of such reads, because the read
+  // follows its event. Another host thread may write between the two.
   struct Read {
     uint64_t address = 0;
     uint32_t lanes = 0;
@@ -111,8 +111,8 @@ class CheckedWarp {
   VectorClock release_relaxed(uint32_t of, bool beyond_cluster) const;
   // The same within the cluster, and the knowledge that a release would publish.
   VectorClock hand_over(uint32_t of);
-  // The knowledge that a release of block scope publishes to another block. It includes ordinary writes only up to the
-  // last fence.
+  // The knowledge that a release of block scope publishes to another block. The knowledge includes ordinary writes only
+  // up to the last fence.
   VectorClock release_narrow(uint32_t of);
   void acquire(uint32_t of, const VectorClock& published);
   void acquire_relaxed(uint32_t of, const VectorClock& published);

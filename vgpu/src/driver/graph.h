@@ -1,5 +1,5 @@
-// Graphs of work, created node by node or captured from streams. They are executed in an order that satisfies their
-// dependencies.
+// Graphs of work, created node by node or captured from streams. The nodes are executed in an order that satisfies
+// their dependencies.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ struct Graph {
   std::vector<std::unique_ptr<GraphNode>> nodes;
 };
 
-// Streams that record work instead of executing it. They share a capture after one of them waits for an event of
+// Streams that record work instead of executing it. Two streams share a capture after one of them waits for an event of
 // another.
 struct Capture {
   std::shared_ptr<Graph> graph;

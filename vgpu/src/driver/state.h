@@ -23,7 +23,7 @@ namespace tandem::vgpu::driver {
 
 struct Module;
 
-// Limits of an SM, and the system's share of each block's shared memory. They are the same on all models.
+// Limits of an SM, and the system's share of each block's shared memory. The limits are the same on all models.
 inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedBytes = machine::kReservedShared;
 
 inline bool is_error(const Finding& finding) { return grade_of(finding.rule) == Grade::error; }
@@ -75,7 +75,7 @@ std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
 class State {
  public:
-  // The process's state. It is created at the first call and never destroyed.
+  // The process's state. The state is created at the first call and never destroyed.
   static State& get();
 
   // Implements cuInit. Prints once why no device is available.
@@ -84,7 +84,7 @@ class State {
   gpu::Device& device() { return *device_; }
   const Model& model() const { return *model_; }
 
-  // Guards the members below. It is not locked while a kernel runs.
+  // Guards the members below. The mutex is not locked while a kernel runs.
   std::recursive_mutex mutex;
   Context primary;
   int primary_users = 0;

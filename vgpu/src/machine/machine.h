@@ -31,9 +31,9 @@ struct RunOptions {
   Schedule schedule;
   int32_t threads = 0;            // host threads; 0: all cores
   uint64_t max_instructions = 0;  // limit of warp instructions per block; 0: none
-  // Seeds the order in which clusters begin, and how many of them a host thread interleaves. It decides which block
-  // receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only when
-  // earlier ones end or wait for it.
+  // Seeds the order in which clusters begin, and how many of them a host thread interleaves. The seed decides which
+  // block receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only
+  // when earlier ones end or wait for it.
   uint64_t placement = 0;
 };
 

@@ -1,4 +1,4 @@
-// Events of a running kernel for observers: the checker, the trace. They come in the order of execution. Host threads
+// Events of a running kernel for observers: the checker, the trace. Events come in the order of execution. Host threads
 // may execute blocks of different clusters at once, so calls about one cluster are never concurrent, but calls about
 // different clusters may be.
 #pragma once

@@ -9,8 +9,8 @@
 
 namespace tandem::vgpu::ptx {
 
-// Fills Module::inlinings and Location::inlining of all instructions of a module that was parsed from text. It is
-// parse()'s last step.
+// Fills Module::inlinings and Location::inlining of all instructions of a module that was parsed from text. This
+// function is parse()'s last step.
 void read_inlining(std::string_view text, Module* module);
 
 // Returns "kernels/sm90/forward.cuh:420", or "PTX line 57" for code without .loc.

@@ -68,7 +68,7 @@ class InitialValues {
     for (size_t i = 0; i < bytes && i < 8; ++i) initial[at + i] = static_cast<std::byte>(value >> (8 * i));
   }
 
-  // Reads "x+8" or "generic(x)+8". Both are equal, because variables with initial values have generic addresses.
+  // Reads "x+8" or "generic(x)+8". Both forms are equal, because variables with initial values have generic addresses.
   AddressValue read_address(int64_t at) {
     Token name = lexer_.expect(Token::Kind::word, "a number");
     if (name.text == "generic" && lexer_.accept('(')) {

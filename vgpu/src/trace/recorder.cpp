@@ -31,8 +31,8 @@ void raise(Mark& mark, const Mark& other) {
   if (other.step >= mark.step) mark = other;
 }
 
-// Busy times of a unit. Blocks execute their warps in any order, so that early work may be recorded late. It fills the
-// first gap that is long enough.
+// Busy times of a unit. Blocks execute their warps in any order, so that early work may be recorded late. Such work
+// fills the first gap that is long enough.
 class Busy {
  public:
   int64_t take(int64_t from, int64_t steps) {

@@ -18,7 +18,7 @@ class Roles {
   std::vector<std::string> of_warps(const std::vector<std::vector<uint32_t>>& counts);
 
   // The function that a role's own function calls at an instruction, "Softmax::step". Without line information, the
-  // operation that it starts or waits for, "wgmma.mma_async", or "code". It is valid after of_warps.
+  // operation that it starts or waits for, "wgmma.mma_async", or "code". The name is valid after of_warps.
   std::string activity_at(int32_t instruction) const;
 
  private:

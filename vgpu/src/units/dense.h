@@ -22,7 +22,7 @@ inline constexpr int kWidth = 4, kRows = 4, kColumns = 2;
 
 inline constexpr int kMaxK = 64;  // maximum of any matrix instruction
 
-// Vector types of the compiler. It supports them on every machine and splits wide ones.
+// Vector types of the compiler. The compiler supports vector types on every machine and splits wide ones.
 template <class T, int Width>
 struct VectorOf {
   typedef T type __attribute__((vector_size(Width * sizeof(T))));
@@ -203,7 +203,7 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
       for (int j = 0; j < elements; ++j) to[j] = element_value<F, T>(element<F>(bytes + offsets[i], j));
     return;
   }
-  // Eight chunks at a time. Their columns are written in rows of 8 while they are in the cache.
+  // Eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
   int i = 0;
   for (; i + 8 <= count; i += 8) {
     std::conditional_t<elements == 8, uint16_t, uint32_t> raw[elements][8];

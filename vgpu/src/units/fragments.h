@@ -1,11 +1,9 @@
 // The operands of wgmma and mma.sync in the registers of a warp. PTX ISA, "Register Fragments and Shared Memory Matrix
 // Layouts" and "Matrix Fragments for mma". Dense sides are row-major without gaps.
 //
-// A: register r of lane t holds row t / 4 (+ 8 if r is odd, of 16 rows).
-// Its E elements begin at k = E (t % 4) (+ 4 E per pair of registers).
-// B: the same with column t / 4.
-// Accumulators: register r holds row t / 4 + 8 (r / 2 % 2) and column 2 (t % 4) + r % 2 + 8 (r / 4).
-// Two f16 accumulators share a register.
+// A: register r of lane t holds row t / 4 (+ 8 if r is odd, of 16 rows). The register's E elements begin at k = E (t %
+// 4) (+ 4 E per pair of registers). B: the same with column t / 4. Accumulators: register r holds row t / 4 + 8 (r / 2
+// % 2) and column 2 (t % 4) + r % 2 + 8 (r / 4). Two f16 accumulators share a register.
 #pragma once
 
 #include <cstdint>

@@ -44,7 +44,7 @@ inline float output(float x) {
 // A result is computed in float64, rounded to odd (the last bit is set if bits were lost), and rounded once more to
 // float32. 53 bits suffice for the same result as a single rounding.
 
-// u: the bits of a float64. Its magnitude is at least the exact one if shrink, else at most.
+// u: the bits of a float64. The result's magnitude is at least the exact one if shrink, else at most.
 inline double to_odd(uint64_t u, bool inexact, bool shrink) {
   const uint64_t all = 0 - static_cast<uint64_t>(inexact);
   return value((((u - static_cast<uint64_t>(shrink)) | 1) & all) | (u & ~all));

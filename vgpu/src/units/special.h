@@ -1,5 +1,5 @@
-// Approximate functions of one CPU target, computed in float64 without contraction. Their errors are far below the
-// GPU's bounds and the same on every CPU. targets.cpp includes it once per target: formats.h explains the linkage.
+// Approximate functions of one CPU target, computed in float64 without contraction. The errors are far below the GPU's
+// bounds and the same on every CPU. targets.cpp includes it once per target: formats.h explains the linkage.
 #pragma once
 
 #include <cstdint>

@@ -412,8 +412,8 @@ TEST(BulkStore, SourceWrittenAgain) {
   }
 }
 
-// All lanes of a warp may issue the same copy. This is an error if a lane, another warp or a later iteration repeats
-// it, or if the bytes or their place differ in part.
+// All lanes of a warp may issue the same copy. The copy is an error if a lane, another warp or a later iteration
+// repeats the copy. Bytes or places that differ in part are also an error.
 TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
   enum class Between { nothing, commit, reads_are_done, store };
   struct Second {

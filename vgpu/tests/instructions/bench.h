@@ -78,8 +78,8 @@ struct MapParameter {
   size_t offset = 0;
 };
 
-// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...). It
-// has these shared arrays of the module and dynamic shared memory "smem".
+// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...).
+// The kernel has these shared arrays of the module and dynamic shared memory "smem".
 struct BenchKernel {
   std::string declarations;  // outside of the entry: variables, functions
   std::string directives;    // the entry's: ".reqnctapercluster 2"
@@ -98,8 +98,8 @@ std::string text_of(const BenchKernel& kernel, const Bench& bench);
 // Returns a form of an instruction, "cp.async.bulk...", with its qualifiers sorted, because their order is free.
 std::string in_order(const std::string& form);
 
-// Names a file. Launches then only append the forms of all instructions to it. They also append "key" and the key of
-// each form that a recording should have (recording.h).
+// Names a file. Launches then only append the forms of all instructions to it. Launches also append "key" and the key
+// of each form that a recording should have (recording.h).
 inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
 
 // Loads and launches the kernel. The memories then hold its results. A failure fails the test with the text.

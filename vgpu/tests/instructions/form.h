@@ -2,9 +2,9 @@
 //
 //   form("add.s32 d, a, b;", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); })
 //
-// Its arguments are the instruction's text and a function that computes the same on the CPU. The text writes d (and e,
-// if the function returns a pair) and reads a, b, c and g. The types of the function follow the registers. bool is a
-// predicate, other types have 16, 32 or 64 bits, and Half is a 16-bit number that is no integer.
+// The arguments of form() are the instruction's text and a function that computes the same on the CPU. The text writes
+// d (and e, if the function returns a pair) and reads a, b, c and g. The types of the function follow the registers.
+// bool is a predicate, other types have 16, 32 or 64 bits, and Half is a 16-bit number that is no integer.
 #pragma once
 
 #include <array>

@@ -7,8 +7,8 @@
 //   <key> <digest> [<outputs>]
 //
 // key: hash of everything that decides the result: the PTX, the launch's shape, the memory before it and the tensor
-// maps. digest: hash of the memory afterwards that the kernel may write. Both are 64-bit FNV-1a in hex. outputs: that
-// memory in base64, only if approximate functions compute it, so that bits may differ. All other bits must agree:
+// maps. digest: hash of the memory afterwards that the kernel may write. Both hashes are 64-bit FNV-1a in hex. outputs:
+// that memory in base64, only if approximate functions compute it, so that bits may differ. All other bits must agree:
 // products and atomic sums of this folder have numbers whose sums are exact in any order.
 #pragma once
 

@@ -30,9 +30,9 @@ std::string registers(const std::string& name, int count) {
   return text + "}";
 }
 
-// A kernel of one block or a pair fills shared memory from p0 and tensor memory from p1 (by columns). The end stores
-// tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to
-// r127. It also has taddr, quad (taddr at the warp's lanes), bar and bar2 (mbarriers of one arrival, next parity 0).
+// A kernel fills shared memory from p0 and tensor memory from p1 (by columns), and stores tensor memory to p2. The body
+// has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to r127 and taddr. The body
+// also has quad (taddr at the warp's lanes), bar and bar2 (mbarriers of one arrival, next parity 0).
 BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
                       int group) {
   const std::string g = std::to_string(group);

@@ -120,7 +120,7 @@ TEST(Masks, ThatDoNotAgreeAreAFinding) {
 }
 
 // cooperative_groups::this_grid().sync(): a thread of each block adds to the barrier at the workspace's second word.
-// %envreg1 (upper half) and %envreg2 hold the address. It waits until the barrier's highest bit has changed.
+// %envreg1 (upper half) and %envreg2 hold the address. The code waits until the barrier's highest bit has changed.
 const std::string kGridBarrier = R"(
     .reg .b32 lo, hi, n, old, now, tid, id, others, one; .reg .b64 bar, out, x; .reg .pred p, q, first;
     mov.u32 hi, %envreg1; mov.u32 lo, %envreg2; mov.b64 bar, {lo, hi};

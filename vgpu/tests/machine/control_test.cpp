@@ -67,7 +67,8 @@ TEST(Control, LanesLeaveALoopOneByOne) {
   });
 }
 
-// Lane 0 exits from a loop while the remaining lanes wait for it after the loop. They must not continue in the loop.
+// Lane 0 exits from a loop while the remaining lanes wait for it after the loop. The remaining lanes must not continue
+// in the loop.
 TEST(Control, ALaneExitsFromItsLoop) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;

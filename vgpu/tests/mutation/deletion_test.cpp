@@ -1,5 +1,5 @@
 // Deletes each fence, wait, commit, arrive and expect_tx of a kernel's PTX in turn. survivors/ lists the deletions that
-// no test notices, with the reason. It takes minutes per kernel and runs when a kernel changes
+// no test notices, with the reason. The test takes minutes per kernel and runs when a kernel changes
 // (tools/gpu/prove_virtual.sh).
 #include <gtest/gtest.h>
 

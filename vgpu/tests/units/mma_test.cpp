@@ -233,8 +233,8 @@ TEST(MatrixMoves, FourAndSixBitsBecomeBytes) {
     }
 }
 
-// Bytes, transposed: lane t has rows t / 4 and t / 4 + 8 of the transposed matrix. Its columns begin at 4 (t % 4) in a
-// 16 x 16 matrix, and at 2 (t % 4) in a 16 x 8 matrix.
+// Bytes, transposed: lane t has rows t / 4 and t / 4 + 8 of the transposed matrix. The lane's columns begin at 4 (t %
+// 4) in a 16 x 16 matrix, and at 2 (t % 4) in a 16 x 8 matrix.
 TEST(MatrixMoves, BytesAreTransposed) {
   Random random(4);
   for (const int count : {1, 2}) {

@@ -38,7 +38,7 @@ class IndexPutFirstAxis(torch.autograd.Function):
 
 
 class IndexFirstAxisResidual(torch.autograd.Function):
-    """Returns (input[indices], input). Their gradients are joined without an intermediate tensor."""
+    """Returns (input[indices], input). The gradients of both are joined without an intermediate tensor."""
 
     @staticmethod
     def forward(ctx, input, indices):

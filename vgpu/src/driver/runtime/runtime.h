@@ -1,5 +1,5 @@
-// Shared declarations of the library that replaces the CUDA runtime (libcudart.so.13). Its functions make the device's
-// primary context current and call the virtual driver (libcuda.so.1), to which it is linked.
+// Shared declarations of the library that replaces the CUDA runtime (libcudart.so.13). The library's functions make the
+// device's primary context current and call the virtual driver (libcuda.so.1), to which it is linked.
 #pragma once
 
 #include <cstddef>

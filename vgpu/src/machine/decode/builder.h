@@ -19,7 +19,7 @@
 
 namespace tandem::vgpu::machine {
 
-// The modifiers of an instruction, consumed one by one. Their order is not fixed, and none may remain.
+// The modifiers of an instruction, consumed one by one. The modifiers' order is not fixed, and none may remain.
 class Modifiers {
  public:
   explicit Modifiers(const ptx::Instruction& instruction)

@@ -51,7 +51,7 @@ class AsyncQueue {
     grid_ = grid;
     cluster_ = cluster;
   }
-  // Issues an operation. after: operations that complete first. It may complete at once.
+  // Issues an operation. after: operations that complete first. An operation may complete at once.
   AsyncRef issue(const Actor& issuer, std::function<void()> complete, const std::vector<AsyncRef>& after = {},
                  int parts = 0);
   // Records that a part of the operation has been issued.

@@ -10,8 +10,8 @@ namespace tandem::vgpu::machine {
 // Executes a fragment until it waits, ends, or has executed *budget ops. Subtracts the executed ops from *budget.
 Step execute(Grid& grid, Warp& warp, Fragment& fragment, int64_t* budget);
 
-// control.cpp
-// The lanes `taken` of the fragment continue at target, the rest at the next op. They rejoin at join (-1: nowhere).
+// control.cpp The lanes `taken` of the fragment continue at target, the rest at the next op. All lanes rejoin at join
+// (-1: nowhere).
 void diverge(Warp& warp, Fragment& fragment, uint32_t taken, int32_t target, int32_t join);
 // Executes a join op. Returns false if the fragment ends because its lanes wait for others.
 bool rejoin(Warp& warp, Fragment& fragment, int32_t pc);

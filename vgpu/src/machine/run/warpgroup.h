@@ -14,7 +14,7 @@ namespace tandem::vgpu::machine {
 struct Block;
 struct WgmmaDetail;
 
-// A copy of a register that an outstanding wgmma will write. It is performed when the wgmma completes.
+// A copy of a register that an outstanding wgmma will write. The copy is performed when the wgmma completes.
 struct LateCopy {
   int warp = 0;  // in the warpgroup
   int32_t from = 0, to = 0;

@@ -66,7 +66,7 @@ void draw_words(Canvas& canvas, const Heatmap& map, const Layout& at) {
   const double grid_height = static_cast<double>(map.rows.size()) * at.cell;
   canvas.text(at.left + grid_width / 2, margin + 72, "key: the word that receives attention",
               {.size = 12, .color = "soft", .anchor = Anchor::middle});
-  canvas.text(margin + 8, at.top + grid_height / 2, "query: the word that looks",
+  canvas.text(margin + 8, at.top + grid_height / 2, "query: the word that attends",
               {.size = 12, .color = "soft", .anchor = Anchor::middle, .degrees = -90});
 }
 

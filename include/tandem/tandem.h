@@ -108,8 +108,8 @@ typedef void (*tandem_parallel_for)(void* user_data, int32_t tasks, void (*body)
                                     void* body_data);
 
 typedef struct tandem_context_options {
-  /* threads: the maximum per call, 1..1024; 0 means one per available core. GPUs ignore it. parallel_for runs tasks
-   * on the caller's threads. NULL: the context starts threads, which sleep between calls. */
+  /* threads: the maximum per call, 1..1024; 0 means one per available core. GPUs ignore threads. parallel_for runs
+   * tasks on the caller's threads. NULL: the context starts threads, which sleep between calls. */
   int64_t size;
   const char* device; /* "cpu" (default), "cuda" (first GPU), "cuda:N", "vgpu:MODEL" */
   int32_t threads;

@@ -107,8 +107,8 @@ def attention(
     alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
         seqlen_q (the used lengths), and the last query matches the last key. "top_left": offset is 0, and the first
         query meets the first key.
-    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). The offset serves queries and
-        keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
+    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). The offset serves queries
+        and keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
     window : (left, right), numbers of keys or None for unbounded: query i sees key j when i + offset - left <= j <= i
         + offset + right.
     softcap : scores become softcap * tanh(score / softcap); 0: off.
@@ -117,9 +117,10 @@ def attention(
         scores. A boolean bias is True where a query sees a key. Packed calls take none.
     sink : (heads_q), q's type or float32: one more logit in each softmax, without a value (attention sinks, GPT-OSS).
     score_mod : an expression (str), or a :class:`Mod` with the names it uses, that gives every score a new value, such
-        as "30 * tanh(score / 30)". The score_mod applies after softcap, ALiBi and bias; -inf hides a key. Positions count from 0
-        in their sequence.
-    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. The mask_mod hides in addition to causal, window and a boolean bias.
+        as "30 * tanh(score / 30)". The score_mod applies after softcap, ALiBi and bias; -inf hides a key. Positions
+        count from 0 in their sequence.
+    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. The mask_mod
+        hides in addition to causal, window and a boolean bias.
     block_mask : a :class:`Blocks`, or torch's BlockMask, of which only the lists are read: the blocks of queries and
         keys that are visible, in part (as mask_mod shows) or whole. All other blocks are hidden.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.

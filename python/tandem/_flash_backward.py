@@ -80,8 +80,8 @@ def _lengths(call_args: CallArgs) -> tuple[int, int]:
 def _mask(call_args: CallArgs) -> _Mask:
     """Converts Tandem's causal, window and alignment to the operator's arguments, or raises Unsupported.
 
-    The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one side has a
-    bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
+    The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one
+    side has a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)

@@ -324,7 +324,7 @@ Status ProblemBuilder::read_longest() {
     }
     if (side.packed && side.given == 0 && !on_cpu()) {
       return Status::invalid(str_cat(side.name, " (0) must be given for packed tensors on a device: ",
-                                     "the host does not read cu_seqlens there; pass the longest sequence"));
+                                     "the host does not read cu_seqlens on a GPU; pass the longest sequence"));
     }
     if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
   }

@@ -28,7 +28,7 @@ _CHECK = "_tandem_dispatch_check"  # the attribute that holds a model's hook
 
 
 def check_class(cls: type, implementation: str) -> None:
-    """Raises Unsupported if the module of a model's class reads a mask in an attention but never calls the interface."""
+    """Raises Unsupported if the module of a model's class reads masks but never calls the attention interface."""
     module = sys.modules.get(cls.__module__)
     classes = [x for x in vars(module).values() if _is_module_class(x)] if module is not None else []
     if not any(map(_dispatches, classes)):

@@ -3,13 +3,15 @@
 Shapes and rules equal tandem.flash_attn's, with these differences.
 
 - The result is always (out, lse). lse, a natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None
-  unless return_lse is True or an input requires a gradient. The LSE has a gradient, and is -inf for a row that sees no key.
+  unless return_lse is True or an input requires a gradient. The LSE has a gradient, and is -inf for a row that sees no
+  key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
 - num_splits, pack_gqa, min_seqlen_k, scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's
   kernels. These arguments are accepted and change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
-  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions are traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
+  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions
+  are traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
 - block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
   block_size. block_sparse_tensors_bwd is not read.
 - Functions that call cutlass, gather_kv_indices and qv are refused.

@@ -158,8 +158,9 @@ def _new_max_scores(query: Tensor) -> Tensor:
 def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
     """Converts a BlockMask for these tensors (batch, heads, seqlen, head_dim) to tandem.attention's arguments.
 
-    The mask's lists may hide more than its mask_mod. mask_mod alone suffices only if create_block_mask computed the lists from
-    it. All other lists are passed on, or become a captured tensor if the device does not read their block size.
+    The mask's lists may hide more than its mask_mod. mask_mod alone suffices only if create_block_mask computed the
+    lists from it. All other lists are passed on, or become a captured tensor if the device does not read their block
+    size.
     """
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS) and block_mask.seq_lengths == (1, 1):
         return {}  # torch's mask without a mask function

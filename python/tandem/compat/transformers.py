@@ -255,7 +255,8 @@ def tandem_mask(
     """The mask function of "tandem": transformers calls it once per forward pass for each kind of layer.
 
     The arguments and results equal ``transformers.masking_utils.sdpa_mask``'s. Returns None if only the layer's
-    causality hides keys. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible. The result is a `CompactMask` if causality, a window, padding or packed sequences are its only parts.
+    causality hides keys. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible. The
+    result is a `CompactMask` if causality, a window, padding or packed sequences are its only parts.
 
     The outputs of padded queries are meaningless, but finite.
     """
@@ -325,9 +326,10 @@ def tandem_attention(
 
     query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
     attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
-    (True: visible) or additive, or a BlockMask, torch's or Tandem's; it speaks for the window too, so
-    ``sliding_window`` is not read. Without one is_causal decides, else the module's. s_aux (heads_q) is the sink.
-    cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences where the mask does not already.
+    (True: visible) or additive, or a BlockMask, torch's or Tandem's. attention_mask includes
+    the window, so ``sliding_window`` is not read. Without attention_mask, is_causal decides, or else the module's
+    is_causal. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences,
+    unless the mask already separates the sequences.
 
     Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never stored.
     """

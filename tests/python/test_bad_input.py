@@ -84,7 +84,7 @@ def test_sentences_and_no_writes(name, binding, monkeypatch):
 def test_read_only_results_are_refused():
     out = np.zeros((2, 5, 4, 8), f32)
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="out is read-only"):
+    with pytest.raises(ValueError, match="out must be writable"):
         tandem.attention(Q, K, V, out=out)
     assert not out.any()
     q = Q.copy()

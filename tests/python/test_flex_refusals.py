@@ -103,9 +103,9 @@ REFUSED = {
     out_of_bounds: (IndexError, "index 9 is out of bounds for a dimension of 9"),
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
     minimum: (tandem.Unsupported, r"min\(\) and max\(\) need a value"),
-    by_floats: (tandem.Unsupported, "'&' takes bools or ints, and one side is a float"),
+    by_floats: (tandem.Unsupported, "'&' must have bools or ints, not a float"),
     sorted_row: (tandem.Unsupported, "no expression has torch's sort"),
-    of_none: (tandem.Unsupported, "None adds a dimension"),
+    of_none: (tandem.Unsupported, "an index must not be None"),
     of_a_part: (tandem.Unsupported, "an index must be a number, not a slice"),
     whole: (tandem.Unsupported, "no expression has torch's sum with these arguments: dim must be an int"),
 }

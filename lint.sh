@@ -23,7 +23,7 @@ install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES" "$LINT_PACKAGES"
 files() { # <pattern of names>: all of them outside of build folders
   find . \( -path './build*' -o -path ./out -o -path './.[!c]*' \) -prune -o -type f -regextype egrep -regex "$1" -print | sort
 }
-# Debian has no package of ruff. It comes from the Python tests' environment, or from build/ruff.
+# Debian has no package of ruff. The program comes from the Python tests' environment, or from build/ruff.
 lint_python() {
   local ruff=build/venv/bin/ruff folders=(bench examples python sass scripts tests vgpu)
   if [ ! -x $ruff ]; then

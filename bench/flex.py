@@ -111,7 +111,7 @@ def same_document(document):
 
 
 def documents_of(seqlen: int, count: int) -> list[int]:
-    """Lengths of log-normal documents that fill a sequence."""
+    """Returns the lengths of log-normal documents that fill a sequence."""
     generator = torch.Generator().manual_seed(5)
     weights = torch.randn(count, generator=generator).mul(0.8).exp()
     lengths = (weights / weights.sum() * (seqlen - count)).long() + 1
@@ -134,7 +134,7 @@ def captured(seqlen: int) -> dict:
 
 
 def gallery(document, slope, table, scale) -> dict:
-    """(score_mod, mask_mod) of each name."""
+    """Returns (score_mod, mask_mod) of each name."""
     return {
         "causal": (None, causal),
         "window": (None, window),
@@ -194,7 +194,7 @@ def say_means(contest: Contest, other: str) -> None:
 
 
 def run_options(contest: Contest, options) -> None:
-    """An expression with the meaning of an option, compared with the option."""
+    """Compares an expression that equals an option with the option."""
     for seqlen in (4096, 16384):
         inputs = Inputs(BATCH, HEADS, seqlen, options.head_dim)
         slope = slopes_of(HEADS)
@@ -210,7 +210,7 @@ def run_options(contest: Contest, options) -> None:
 
 
 def run_documents(contest: Contest, options) -> None:
-    """54 documents in 65,536 tokens, causal, as a mask and as packed sequences."""
+    """Compares 54 documents in 65,536 tokens, causal, as a mask and as packed sequences."""
     seqlen = 65536
     lengths = documents_of(seqlen, 54)
     inputs = Inputs(1, HEADS, seqlen, options.head_dim)
@@ -227,7 +227,7 @@ def run_documents(contest: Contest, options) -> None:
 
 
 def run_masks(contest: Contest, options) -> None:
-    """The creation of the block mask of 32k x 32k."""
+    """Times the creation of the block mask of 32k x 32k."""
     seqlen = 32768
     for name, mask_mod in (("causal", causal), ("documents", same_document(document_of(documents_of(seqlen, 27))))):
         line = {"name": f"block mask of {name}, {seqlen}"}
@@ -245,7 +245,7 @@ def run_masks(contest: Contest, options) -> None:
 
 
 def run_learned(contest: Contest, options) -> None:
-    """The backward with gradients of a score_mod's tensors, compared with the backward without them."""
+    """Times the backward with gradients of a score_mod's tensors, relative to the backward without them."""
     inputs = Inputs(BATCH, HEADS, options.seqlen, options.head_dim)
     table = (torch.randn(HEADS, 65, device="cuda") * 0.5).requires_grad_()
     scale = (torch.rand(HEADS, device="cuda") + 0.5).requires_grad_()
@@ -268,7 +268,7 @@ def run_learned(contest: Contest, options) -> None:
 
 
 def run_cold(contest: Contest, options) -> None:
-    """The time from a new expression to the result, then with another value of a scalar."""
+    """Times a new expression until the result, then another value of a scalar."""
     inputs = Inputs(BATCH, HEADS, 1024, options.head_dim)
     q, k, v = (x.detach().transpose(1, 2) for x in inputs.leaves)
     tandem.attention(q, k, v, score_mod="score + 0.5")
@@ -303,7 +303,7 @@ def run_fa4(contest: Contest, options) -> None:
             if by_option := fa4_mods.by_option(name, mods, WIDTH):
                 functions["FA4's option"] = by_option
             contest.run(name, inputs, functions, judge_of(3, exact(inputs, 3, score_mod, mask_mod)))
-        except Exception as why:  # an entry's failure; the rest still runs
+        except Exception as why:  # an entry failed; the rest still runs
             contest.say({"name": name, "absent": peers.first_line(why)})
     say_means(contest, "FA4")
 

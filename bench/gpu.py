@@ -117,7 +117,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def rounded(x: float | None, digits: int = 3) -> float | None:
-    """For the JSON, which has no infinity: returns None for it."""
+    """Returns None for infinities, which JSON lacks."""
     return float(f"{x:.{digits}g}") if x is not None and math.isfinite(x) else None
 
 
@@ -144,7 +144,7 @@ class Bench:
         self.other_work = torch.ones(1 << 22, device=device)
 
     def bind(self, x, absent: dict) -> dict:
-        """name -> call, for peers that serve the problem; absent receives the reasons of the rest."""
+        """Returns name -> call, for peers that serve the problem. absent receives the reasons of the rest."""
         from rig import tandem
 
         ours = tandem.Backward if x.cell.backward else tandem.Forward
@@ -162,7 +162,7 @@ class Bench:
         return calls
 
     def measure(self, cell) -> dict:
-        """The problem's result as written to the JSON."""
+        """Returns the problem's result in the form of the JSON."""
         from rig import tandem
         from rig.judge import Judge
         from rig.judge_gradients import GradientJudge
@@ -256,7 +256,7 @@ def machine(options: argparse.Namespace) -> dict:
 
 
 def cublas(rounds: int) -> dict:
-    """TFLOP/s of a large product: the GPU's present speed."""
+    """Returns TFLOP/s of a large product, which shows the GPU's present speed."""
     import torch
     from rig import clock
 
@@ -291,7 +291,7 @@ def write(options: argparse.Namespace, runs: list[dict], results: list[dict]) ->
 
 
 def measure_all(bench: Bench, run: dict) -> list[dict]:
-    """Every problem's result, printed after it is measured."""
+    """Prints every problem's result after it is measured."""
     import torch
 
     results, title = [], None

@@ -19,8 +19,8 @@ import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if __name__ == "__main__" and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-    # A forward pass allocates and frees some 25 MB. Returning pages to the system in between would cost a varying
-    # number of ms.
+    # A forward pass allocates and frees some 25 MB. If malloc returned pages to the system in between, that would cost
+    # a varying number of ms.
     os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 32), MALLOC_MMAP_THRESHOLD_=str(1 << 30))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
@@ -45,8 +45,8 @@ def batch_of(batch, shortest, longest):
 
 
 def take_turns(functions, seconds, turn=0.05):
-    """All times of each function, in turns of at least `turn` seconds. The preceding function's threads spin for some
-    milliseconds after their last call, and would occupy a core during the first calls of the next.
+    """Returns all times of each function, in turns of at least `turn` seconds. The preceding function's threads spin
+    for some milliseconds after their last call, and would occupy a core during the first calls of the next.
     """
     times = [[] for _ in functions]
     end = time.perf_counter() + seconds * len(functions)
@@ -61,7 +61,7 @@ def take_turns(functions, seconds, turn=0.05):
 
 
 class Inside:
-    """Adds up the time spent in the attention functions of one name while it is entered."""
+    """Sums the time spent in the attention functions of one name while it is entered."""
 
     def __init__(self, name):
         self.interface = tandem.transformers.AttentionInterface()

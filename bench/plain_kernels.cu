@@ -1,4 +1,4 @@
-// Plain kernels with one memory access pattern each: virtual_gpu.py times the checker on them.
+// Kernels with one memory access pattern each. virtual_gpu.py times the checker on them.
 extern "C" {
 __global__ void saxpy(int n, const float* x, float* y) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;

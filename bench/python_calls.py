@@ -51,7 +51,7 @@ GRADIENT = (
 
 
 def measure() -> list:
-    """(name, total ns, ns of the C call or None) of every call."""
+    """Returns (name, total ns, ns of the C call or None) of every call."""
     arrays = dict(zip(("q", "k", "v", "out"), (np.random.rand(*SHAPE).astype(np.float32) for _ in range(4))))
     tensors = {name: torch.tensor(x) for name, x in arrays.items()}
     leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}

@@ -19,7 +19,7 @@ SUBTITLE = "Causal mask; heads x head_dim = 2048; 16k tokens in all (32k: one se
 
 
 def rates(table: str, row: str) -> dict[str, dict[str, float]]:
-    """TFLOP/s of one row by column and name."""
+    """Returns TFLOP/s of one row by column and name."""
     cells = json.loads((DOCS / "results" / table).read_text())["cells"]
     plain = [c for c in cells if c["row"] == row and c["data"] == "normal" and not c["sustained"]]
     return {c["column"]: {name: c["tflops"][name] for name in SHOWN if name in c["tflops"]} for c in plain}

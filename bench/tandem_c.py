@@ -127,14 +127,14 @@ def _rows(x):
 
 
 def forward(q, k, v, **options):
-    """(call, out, lse) for tensors in torch's order (batch, heads, seqlen, head_dim)."""
+    """Returns (call, out, lse) for tensors in torch's order (batch, heads, seqlen, head_dim)."""
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32)
     return Call(False, q=_rows(q), k=_rows(k), v=_rows(v), out=_rows(out), lse=lse, **options), out, lse
 
 
 def backward(q, k, v, out, lse, dout, **options):
-    """(call, dq, dk, dv) for tensors in torch's order."""
+    """Returns (call, dq, dk, dv) for tensors in torch's order."""
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     return (
         Call(

@@ -7,9 +7,10 @@
     python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
 
 Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
-causal, by length. It skips kernels that spill registers or with more than twice the error of standard attention.
-The remaining kernels are timed once, then the fastest few in interleaved rounds. A table keeps a tile from one length
-to the next unless another is more than half a percent faster. Afterwards build the library and compare: bench/gpu.py.
+causal, by length. The search skips kernels that spill registers or with more than twice the error of standard
+attention. The remaining kernels are timed once, then the fastest few in interleaved rounds. A table keeps a tile from
+one length to the next unless another is more than half a percent faster. Afterwards build the library and compare:
+bench/gpu.py.
 
 During the development of a kernel, --only shows the effect of a change on a few tiles, and --fa3 adds FlashAttention-3
 and cuDNN for comparison.
@@ -81,7 +82,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def settle(name: str) -> None:
-    """Waits for the GPU. A kernel that never ends terminates the program, because it blocks all later ones."""
+    """Waits for the GPU. A kernel that never ends terminates the program, because it blocks all later kernels."""
     import torch
 
     event, begin = torch.cuda.Event(), time.monotonic()
@@ -129,8 +130,8 @@ def peers_of(options) -> dict:
 
 
 def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
-    """TFLOP/s of the fastest few tiles, of the tile for the next longer sequences, and of peers. Also the
-    multiprocessors' clock rate in MHz for each of them.
+    """Returns TFLOP/s of the fastest few tiles, of the tile for the next longer sequences, and of peers. Also returns
+    the multiprocessors' clock rate in MHz for each of them.
     """
     import torch
     from rig import clock
@@ -154,8 +155,8 @@ def race(kernels: list, x, options, kept) -> tuple[dict, dict, dict]:
 
 
 def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
-    """[(minimum length, tile), ...], the longest first, ending with a tile of two warpgroups for any length; all
-    rates; all clocks.
+    """Returns [(minimum length, tile), ...], the longest first, ending with a tile of two warpgroups for any length;
+    all rates; all clocks.
     """
     kernels = load(folder, layout, d, causal)
     if not kernels:
@@ -183,7 +184,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
 
 
 def entries(d, by_mask: dict) -> list[str]:
-    """The lines of kSm90Choices."""
+    """Returns the lines of kSm90TuningRows."""
     if by_mask["full"] == by_mask["bounded"]:
         by_mask = {"any": by_mask["full"]}
     lines = []
@@ -196,7 +197,7 @@ def entries(d, by_mask: dict) -> list[str]:
 
 
 def rewrite(text: str, found: dict) -> str:
-    """Returns the table's text with new measurements of these dims. Entries for windows and score options stay."""
+    """Returns the table's text with new measurements of these dims. Rows for windows and score options are kept."""
     match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
         raise SystemExit("--write: the file has no kSm90Choices[]")

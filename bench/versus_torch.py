@@ -27,7 +27,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def take_turns(functions, seconds, pick=min, turn=0.05):
-    """The minimum (or another pick) of each function's times, in turns of at least `turn` seconds each.
+    """Returns the minimum (or another statistic) of each function's times, in turns of at least `turn` seconds each.
 
     A turn has many calls if calls are short. The preceding function's threads spin for some milliseconds after
     their last call, and would occupy a core during the first calls of the next.
@@ -151,7 +151,7 @@ def decode(report, dtypes, seconds):
     )
     for name in dtypes:
         q = torch.randn(1, 8, 1, 128).to(DTYPES[name])
-        # Several sets, so that none stays in the cache.
+        # Several sets, so that no set stays in the cache.
         sets = [[torch.randn(1, 8, 8192, 128).to(DTYPES[name]) for _ in range(2)] for _ in range(4)]
         calls = [tandem_c.forward(q, k, v)[0] for k, v in sets]
 
@@ -163,8 +163,8 @@ def decode(report, dtypes, seconds):
             for k, v in sets:
                 F.scaled_dot_product_attention(q, k, v)
 
-        # Measures the memory's read rate in the same turns. Medians, because other programs share the memory, and the
-        # luckiest call is not representative.
+        # Measures the memory's read rate in the same turns. Medians count, because other programs share the memory, and
+        # the fastest call is not representative.
         words = [tensor.view(torch.float32) for pair in sets for tensor in pair]
 
         def read():

@@ -1,8 +1,8 @@
-"""How much longer the virtual GPU takes for plain kernels when it checks them.
+"""Measures how much longer the virtual GPU takes for simple kernels when it checks them.
 
     python bench/virtual_gpu.py [build/release] [--most 4]
 
-A line for each kernel of plain_kernels.cu: CPU time unchecked, checked, and the ratio. Exit code 1 when one is above
+A line for each kernel of plain_kernels.cu: CPU time unchecked, checked, and the ratio. Exit code 1 if a ratio is above
 --most. Needs NVRTC; no GPU.
 """
 
@@ -29,7 +29,7 @@ def must(result: int) -> None:
 
 
 def best_times(library: str, ptx: bytes, repeats: int) -> dict[str, float]:
-    """The minimum CPU time of a launch of each kernel, in this process."""
+    """Returns the minimum CPU time of a launch of each kernel, in this process."""
     cuda = c.CDLL(library)
     context, module = c.c_void_p(), c.c_void_p()
     must(cuda.cuInit(0))
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("build", nargs="?", default="build/release")
     parser.add_argument("--most", type=float, default=4.0, help="times as long as unchecked [4]")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)  # in a separate process: a file of PTX
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # for a separate process: a file of PTX
     options = parser.parse_args()
     library = str(pathlib.Path(options.build).resolve() / "virtual_cuda" / "libcuda.so.1")
     if options.measure:

@@ -31,7 +31,7 @@ struct Attend {
   void print_speed(const Speed& speed) const;
 };
 
-// (seqlen, head_dim) and (seqlen, heads, head_dim) become (1, seqlen, heads, head_dim).
+// Reshapes (seqlen, head_dim) and (seqlen, heads, head_dim) to (1, seqlen, heads, head_dim).
 io::FileTensor in_four_dimensions(io::FileTensor view, const std::string& what) {
   auto& shape = view.shape;
   if (shape.size() < 2 || shape.size() > 4) {

@@ -23,7 +23,7 @@ struct Cell {
 
 struct Bench {
   MachineFlags machine;
-  std::vector<std::string> dtypes;  // empty, and 0: as the device deserves
+  std::vector<std::string> dtypes;  // empty or 0: chosen by choose_for()
   std::vector<int64_t> seqlens, head_dims = {64, 128};
   int64_t batch = 0, heads = 0;
   bool causal_only = false, full_only = false, no_plain = false, backward = false;
@@ -36,20 +36,20 @@ struct Bench {
   Inputs inputs(const Cell& cell) const;
   void measure(Machine& on, Cell& cell) const;
   std::string sizes() const;
-  Table table() const;  // with its header alone
+  Table table() const;  // with its header only
   void measure_all(Machine& on, std::vector<Cell>& all) const;
   std::vector<std::string> row_of(const Cell& cell) const;
   double rate(double flops, double time) const { return time > 0 ? flops / time / unit : 0; }
   void save_json(const std::vector<Cell>& results, const std::string& device) const;
   void save_svg(const std::vector<Cell>& results, const std::string& device) const;
 
-  // Set by choose_for().
+  // choose_for() sets this.
   bool gradients = true;
   double unit = 1e9;
   const char* unit_name = "GF/s";
 };
 
-// Random numbers that repeat after a million: drawing all would take longer than attending.
+// Random numbers that repeat after a million, because drawing all of them would take longer than the attention.
 Buffer varied(Random& random, DType dtype, const std::vector<int64_t>& shape) {
   constexpr int64_t drawn = int64_t{1} << 20;
   Buffer all(dtype, shape);
@@ -59,7 +59,7 @@ Buffer varied(Random& random, DType dtype, const std::vector<int64_t>& shape) {
   return all;
 }
 
-// Chooses what no flag sets. A GPU gets the sizes at which attention is usually compared.
+// Chooses values for absent flags. A GPU gets the usual sizes of attention benchmarks.
 void Bench::choose_for(const ToolEngine& engine) {
   const bool gpu = engine.on_gpu();
   if (dtypes.empty()) dtypes = gpu ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"f32", "bf16"};
@@ -70,7 +70,7 @@ void Bench::choose_for(const ToolEngine& engine) {
     return;
   }
   no_plain = true;
-  unit = engine.emulated() ? 1e6 : 1e12;  // a virtual GPU's clock is this machine's
+  unit = engine.emulated() ? 1e6 : 1e12;  // a virtual GPU uses this machine's clock
   unit_name = engine.emulated() ? "MF/s" : "TF/s";
 }
 
@@ -143,7 +143,7 @@ Table Bench::table() const {
   return table;
 }
 
-// "1 x 8 heads"
+// Returns a text such as "1 x 8 heads".
 std::string Bench::sizes() const {
   return (batch > 0 ? std::to_string(batch) : "16384/seqlen") + " x " +
          (heads > 0 ? std::to_string(heads) : "2048/head_dim") + " heads";
@@ -175,7 +175,8 @@ int Bench::run() {
   return 0;
 }
 
-// Prints each row when it is measured. Longer sequences take longer: the estimate of the rest counts their work.
+// Prints each row when it is measured. The estimate of the remaining time counts the work, because longer sequences
+// take longer.
 void Bench::measure_all(Machine& on, std::vector<Cell>& all) const {
   const bool gpu = on.engine.on_gpu();
   double work = 0;
@@ -283,10 +284,10 @@ Standard attention runs on the CPU only. The figures of a GPU are TF/s, by the G
   command.option("--head-dims", bench->head_dims, "Sizes of a head [64,128]").separated_by_commas().above_zero();
   command.option("--batch", bench->batch, "Sequences [1; GPU: 16384/seqlen]").above_zero();
   command.option("--heads", bench->heads, "Heads [8; GPU: 2048/head_dim]").above_zero();
-  command.option("--seconds", bench->seconds, "About how long each measurement lasts [0.3]").above_zero();
+  command.option("--seconds", bench->seconds, "Approximate seconds of each measurement [0.3]").above_zero();
   const Flag causal = command.flag("--causal-only", bench->causal_only, "Only causal problems");
   command.flag("--full-only", bench->full_only, "Only problems without a mask").excludes(causal);
-  command.flag("--backward", bench->backward, "Gradients; exit code 2 where they are not served");
+  command.flag("--backward", bench->backward, "Gradients; exit code 2 if the device does not compute them");
   command.flag("--no-plain", bench->no_plain, "Do not measure standard attention");
   command.option("--json", bench->json, "Write the measurements to this file");
   command.option("--svg", bench->svg, "Draw them into this file");

@@ -16,10 +16,10 @@ namespace tandem::tool {
 class Buffer {
  public:
   Buffer() = default;
-  // Its elements are not initialised.
+  // Allocates without initialising the elements.
   Buffer(DType dtype, std::vector<int64_t> shape);
 
-  // Only its type and shape: for calls that are checked or planned, not run.
+  // A buffer with only type and shape, for calls that are checked or planned, but not run.
   static Buffer without_memory(DType dtype, std::vector<int64_t> shape);
 
   explicit operator bool() const { return !shape_.empty(); }
@@ -32,7 +32,7 @@ class Buffer {
   double get(int64_t i) const;
   void set(int64_t i, double value) const;
 
-  Tensor tensor() const;  // for a call; empty when there is no buffer
+  Tensor tensor() const;  // for a call; empty without a buffer
   io::FileTensor view(const std::string& name) const;
   Buffer converted(DType dtype) const;
 
@@ -50,13 +50,13 @@ class Buffer {
 
 using Random = std::mt19937_64;
 
-// Standard normal numbers times scale, the same for a seed on every machine.
+// Standard normal numbers times scale. A seed gives the same numbers on every machine.
 Buffer random_buffer(Random& random, DType dtype, std::vector<int64_t> shape, double scale = 1);
 
-// A copy of a tensor of a file. Unsupported types throw InputError; raw16 needs raw16_is_bf16.
+// Returns a copy of a tensor of a file. Unsupported types throw InputError; raw16 needs raw16_is_bf16.
 Buffer buffer_from(const io::FileTensor& view, const std::string& what, bool raw16_is_bf16);
 
 DType dtype_from(const std::string& name);  // "f32", "bf16", "f16", "f64"; throws io::InputError
-std::string short_name(DType dtype);        // the reverse
+std::string short_name(DType dtype);        // the inverse of dtype_from()
 
 }  // namespace tandem::tool

@@ -84,7 +84,7 @@ std::vector<std::pair<std::string, ProblemFlags>> Warm::problems() const {
   return all;
 }
 
-// The forward of a preset is compiled even where its gradients are unsupported. A single problem is refused instead.
+// A preset's forward is compiled even if its gradients are unsupported. A single problem is refused instead.
 std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags& flags, const gpu::Properties& device,
                                   tandem_pass pass) {
   try {

@@ -9,7 +9,7 @@ namespace tandem::tool {
 
 namespace {
 
-// The longest packed sequence, from lengths on the host; 0 without packing.
+// Returns the length of the longest packed sequence, from lengths on the host; 0 without packing.
 int64_t longest(const Buffer& cu_seqlens) {
   double most = 0;
   for (int64_t b = 1; b < cu_seqlens.count(); ++b) most = std::max(most, cu_seqlens.get(b) - cu_seqlens.get(b - 1));
@@ -44,7 +44,7 @@ Results::Results(const Inputs& in, bool backward, bool exact) {
   const auto type = [exact](DType dtype) { return exact ? DType::f64 : dtype; };
   const DType dtype = type(in.q.dtype());
   std::vector<int64_t> shape = in.q.shape();
-  // The engine's own check refuses wrong shapes with a sentence.
+  // The engine's check refuses wrong shapes with a sentence.
   if (!shape.empty() && !in.v.shape().empty()) shape.back() = in.v.shape().back();
   out = room(dtype, shape);
   const auto& q = in.q.shape();

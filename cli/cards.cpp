@@ -59,7 +59,7 @@ gpu::Properties CardFlags::properties() const {
   if (!device.empty()) {
     if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return properties_of(device);
     throw io::InputError("--device " + device + ": must be cuda, cuda:N or vgpu:MODEL, as only GPUs have a plan; " +
-                         "without one name a card: --card h200");
+                         "without a GPU name a card: --card h200");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();

@@ -12,7 +12,7 @@ namespace tandem::tool {
 
 // The GPU of a plan.
 struct CardFlags {
-  std::string device, card;  // "cuda:N"; "h200"; none: this machine's GPU, else an H200
+  std::string device, card;  // "cuda:N"; "h200"; neither: this machine's GPU or an H200
   void add_to(Command app);
 
   gpu::Properties properties() const;
@@ -22,12 +22,12 @@ inline constexpr const char* kNothingToDo = "There is no query: nothing is launc
 
 // A problem without memory, and the plan of the GPU for it.
 struct Planned {
-  // Throws where the GPU does not support it.
+  // Throws if the GPU does not support the problem.
   Planned(const ProblemFlags& flags, const gpu::Properties& device, tandem_pass pass = TANDEM_FORWARD);
 
   Inputs inputs;
   Problem problem;
-  std::optional<plan::Plan> plan;  // absent where no kernel would be launched
+  std::optional<plan::Plan> plan;  // absent if no kernel would be launched
 };
 
 }  // namespace tandem::tool

@@ -31,7 +31,7 @@ class Sum {
   double count_ = 0;
 };
 
-// The rounding error of the type around a value.
+// Returns the rounding error of the type around a value.
 double lost(DType type, double exact) {
   const double x = rounded(type, exact);
   return std::fabs(rounded(type, rounded(type, x + 0.3) - 0.3) - x);
@@ -48,7 +48,7 @@ struct Heads {
   size_t of(int64_t n) const { return static_cast<size_t>(n / inner % count); }
 };
 
-// The errors of a tensor, then of each head, over the finite numbers.
+// Returns the errors of a tensor, then of each head, over the finite numbers.
 std::vector<Errors> errors_of(const Heads& heads, const Buffer& got, const Buffer& exact) {
   std::vector<Sum> sums(static_cast<size_t>(heads.count) + 1);
   for (int64_t n = 0; n < got.count(); ++n) {
@@ -62,7 +62,7 @@ std::vector<Errors> errors_of(const Heads& heads, const Buffer& got, const Buffe
   return errors;
 }
 
-// The largest and the mean loss of any head.
+// Returns the largest and the mean rounding error of any head.
 Errors slack_of(const Heads& heads, DType type, const Buffer& exact) {
   std::vector<Sum> sums(static_cast<size_t>(heads.count));
   for (int64_t n = 0; n < exact.count(); ++n) {
@@ -76,10 +76,10 @@ Errors slack_of(const Heads& heads, DType type, const Buffer& exact) {
   return slack;
 }
 
-// By how much a log-sum-exp may err because of its exponentials.
+// Returns the allowed error of a log-sum-exp because of its exponentials.
 double lse_slack(DType input) { return input == DType::bf16 || input == DType::f16 ? 0x1p-13 : 0; }
 
-// The first number that is an infinity or NaN where it must not, or is none where it must.
+// Returns the first number that is an infinity or NaN where it must not be, or is finite where it must not be.
 std::string misplaced_infinity(const Buffer& got, const Buffer& exact) {
   for (int64_t n = 0; n < got.count(); ++n) {
     const double value = got.get(n), expected = rounded(got.dtype(), exact.get(n));

@@ -19,7 +19,7 @@ enum class Reals { any, finite, at_least_zero, above_zero, probability };
 struct Flag::Rule {
   Reals reals = Reals::any;
   int64_t least = std::numeric_limits<int64_t>::min(), most = std::numeric_limits<int64_t>::max();
-  std::vector<std::string> values;  // for a text; empty: any
+  std::vector<std::string> values;  // allowed values of a text; empty: any
 };
 
 namespace {
@@ -31,7 +31,7 @@ constexpr int64_t kLeastInt64 = std::numeric_limits<int64_t>::min(), kMaxInt64 =
   throw CLI::ValidationError(str_cat(name, " (", text, ") must be ", rule));
 }
 
-// A negative number makes strtoull wrap around, and both functions skip spaces.
+// strtoull accepts negative numbers, which wrap around, and both functions skip spaces.
 bool starts_number(const std::string& text) { return !text.empty() && (std::isdigit(text[0]) || text[0] == '-'); }
 int base_of(const std::string& text) { return text.find_first_of("xX") == std::string::npos ? 10 : 16; }
 
@@ -90,7 +90,7 @@ struct OptionText {
   const char *names, *help, *type;
 };
 
-// Declares an option whose values go through `set`, one after another.
+// Declares an option whose values are passed to `set`, one after another.
 Flag declare(CLI::App* app, const OptionText& text, std::shared_ptr<Rule> rule,
              std::function<void(const std::string& name, const std::vector<std::string>& texts)> set,
              std::function<std::string()> shown = {}, bool is_list = false) {
@@ -136,7 +136,7 @@ std::vector<std::string> commands_of(const CLI::App& app) {
   return names;
 }
 
-// One sentence about the first word that the command does not know, or "".
+// Returns one sentence about the first word that the command does not know, or "".
 std::string unknown_word(const CLI::App& app, const std::string& command, const std::vector<std::string>& extras) {
   const auto meant = [](const std::string& word, const std::vector<std::string>& names) {
     const std::string near = nearest(word, names);

@@ -13,7 +13,7 @@
 namespace tandem::tool {
 namespace {
 
-// Small problems are repeated more often: with few numbers, luck decides the largest error of a run.
+// Small problems are repeated more often, because with few numbers chance decides the largest error of a run.
 uint32_t plain_runs(const Problem& p) {
   const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
   return static_cast<uint32_t>(std::clamp<int64_t>(10'000'000 / work, 3, 32));
@@ -42,7 +42,7 @@ std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given,
   if (backward) engine_call.backward();
   engine_call.fetch();
 
-  // The shapes of the engine's results make the Problem; the results of others are then put in their place.
+  // The shapes of the engine's results define the Problem. The other results then replace them.
   const Attention call = with_results(used.attention(options), results);
   const auto problem = [&](const Results& to, tandem_pass pass) { return problem_of(call, to, pass); };
   std::vector<Results> formula;
@@ -71,7 +71,7 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
                     double seconds) {
   ToolEngine& engine = machine.engine;
   const Results results(given.used(), backward, false);
-  std::fill_n(results.out.data(), results.out.bytes(), std::byte{0});  // so that their pages are there already
+  std::fill_n(results.out.data(), results.out.bytes(), std::byte{0});  // so that the first run does not fault pages in
   for (const auto& one : results.all(TANDEM_BACKWARD))
     std::fill_n(one.buffer->data(), one.buffer->bytes(), std::byte{0});
   Speed speed;
@@ -86,7 +86,7 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
   speed.forward = call.median_seconds(TANDEM_FORWARD, seconds);
   if (backward) speed.backward = call.median_seconds(TANDEM_BACKWARD, seconds);
 
-  std::optional<Results> apart;  // where the types differ
+  std::optional<Results> apart;  // results in other types, if these differ
   if (given.converted) apart.emplace(given.original, backward, false);
   const Results& plain_results = apart ? *apart : results;
   const Attention plain_call = with_results(given.original.attention(options), plain_results);
@@ -102,14 +102,14 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
     speed.plain_backward = tool::median_seconds([&] { formula.backward(backward_problem); }, seconds);
   }
   speed.plain_memory = static_cast<double>(formula.scratch_bytes());
-  // A BLAS may keep its threads spinning for a moment: they must not slow what is measured next.
+  // A BLAS may keep its threads spinning for a moment. The pause keeps them from slowing the next measurement.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   return speed;
 }
 
 namespace {
 
-// "q contains 3 NaN, the first at (0, 5, 2, 1)", or "".
+// Returns a text such as "q contains 3 NaN, the first at (0, 5, 2, 1)", or "".
 std::string nan_remark(const char* name, const Buffer& buffer) {
   int64_t count = 0, first = 0;
   for (int64_t n = buffer.count() - 1; buffer && n >= 0; --n) {

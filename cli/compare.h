@@ -1,4 +1,4 @@
-// Common parts of verify, attend, bench and demo: one call, compared with float64 and with standard attention.
+// Common code of verify, attend, bench and demo: one call, compared with float64 and with standard attention.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@ struct Machine {
   Machine(const std::string& device, int thread_count)
       : engine(device, thread_count), threads(thread_count, nullptr, nullptr) {}
 
-  // Returns whether the backward is supported where the forward is. A GPU may have no kernel: the remarks get the
-  // reason. On the CPU the call itself reports errors.
+  // Returns whether the backward is supported if the forward is. A GPU may have no kernel, and the remarks then receive
+  // the reason. On the CPU the call itself reports errors.
   bool serves_gradients(const Inputs& inputs, const Attention& options, std::vector<std::string>* remarks) const;
 
-  // Throws the reason that serves_gradients() would remark on: for commands whose flag demands gradients.
+  // Throws the reason that serves_gradients() would add to the remarks, for commands whose flag requires gradients.
   void require_gradients(const Inputs& inputs, const Attention& options) const;
 
   ToolEngine engine;
@@ -27,7 +27,7 @@ struct Machine {
 };
 
 // Compares the engine and standard attention with float64 of the original inputs: out, lse and, with backward, every
-// gradient. Both get the same inputs. results receives the engine's.
+// gradient. Both get the same inputs. results receives the engine's results.
 std::vector<AccuracyCheck> check_exactness(Machine& machine, const Given& given, const Attention& options,
                                            bool backward, Results& results, Progress& progress);
 
@@ -35,10 +35,11 @@ struct Speed {
   double forward = 0, backward = 0;              // seconds
   double plain_forward = 0, plain_backward = 0;  // 0: not measured
   double flops_forward = 0, flops_backward = 0;
-  double memory = 0, plain_memory = 0;  // bytes beyond inputs and results, the most at any time
+  double memory = 0, plain_memory = 0;  // peak bytes in addition to inputs and results
 };
 
-// seconds: about how long each of the four is repeated. The formula runs on the CPU, on the original inputs.
+// seconds: the approximate duration of each of the four measurements. Standard attention runs on the CPU, on the
+// original inputs.
 Speed measure_speed(Machine& machine, const Given& given, const Attention& options, bool backward, bool plain,
                     double seconds);
 

@@ -25,13 +25,13 @@ using Words = std::vector<std::vector<std::string>>;  // by sequence
 struct Layer {
   std::string file, name;  // "sentences", "layer0"
   Given given;
-  Buffer model_out;  // the model's own result; may be absent
+  Buffer model_out;  // the model's result; may be absent
   Results results;
 
   std::string title() const { return file + " " + name; }
 };
 
-// In the checkout pictures belong to the build; elsewhere to the folder where the command runs.
+// In the checkout pictures are written to the build folder, and elsewhere to the working directory.
 std::string default_picture(const char* name) {
   return fs::is_directory("build") && fs::is_directory("examples/minilm") ? std::string("build/demo/") + name : name;
 }
@@ -40,7 +40,7 @@ struct Demo {
   MachineFlags machine;
   std::string folder, picture = default_picture("attention.svg"), timeline = default_picture("timeline.svg"),
                       backward_timeline = default_picture("timeline-backward.svg");
-  std::string program;  // as it was typed, for the commands to try next
+  std::string program;  // as the user typed it, for the suggested commands
   int64_t sentence = 0, layer = 5, head = 11;
   double seconds = 0.1;
 
@@ -126,7 +126,7 @@ std::vector<Layer> Demo::load(const ToolEngine& engine, std::vector<Words>& word
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
   }
   if (files.empty()) throw io::InputError(from + ": is no folder with .safetensors files; see examples/minilm");
-  std::sort(files.rbegin(), files.rend());  // the short sentences before the long passage
+  std::sort(files.rbegin(), files.rend());  // short sentences come before the long passage
   std::vector<Layer> layers;
   for (const std::string& file : files) load_file(file, engine, layers, words);
   if (layers.empty()) throw io::InputError(from + ": its files have no tensors named NAME.q, NAME.k and NAME.v");
@@ -135,7 +135,7 @@ std::vector<Layer> Demo::load(const ToolEngine& engine, std::vector<Words>& word
 
 double difference(double a, double b) { return std::isnan(a) ? INFINITY : std::fabs(a - b); }
 
-// The largest difference to what the model computed itself, over the rows that are in use.
+// Returns the largest difference from the model's result, over the used rows.
 double difference_to_model(const Layer& layer) {
   const auto& shape = layer.results.out.shape();
   double most = 0;
@@ -242,7 +242,7 @@ bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients, std::
               remarks.c_str());
   *summary = exact ? str_cat("Every layer is exact, with at most ", fixed(100 * worst, 0), " % of the allowed error")
                    : "Some layers are NOT exact (see FAIL above)";
-  if (!on.engine.on_gpu()) {  // standard attention runs on the CPU, too
+  if (!on.engine.on_gpu()) {  // standard attention also runs on the CPU
     *summary +=
         str_cat("; the median speedup over standard attention is ", fixed(median(forward_ratios), 1), "x forward");
     if (gradients) *summary += str_cat(" and ", fixed(median(backward_ratios), 1), "x backward");
@@ -250,7 +250,7 @@ bool Demo::report(Machine& on, std::vector<Layer>& layers, bool gradients, std::
   return exact;
 }
 
-// exp(score - lse) is the weight of a key, from the lse that the engine returned.
+// The weight of a key is exp(score - lse), from the engine's lse.
 void Demo::draw(const Layer& from, const Words& words) const {
   const auto& shape = from.given.original.q.shape();
   const auto limit = [](int64_t value, int64_t count) { return std::clamp<int64_t>(value, 0, count - 1); };
@@ -296,7 +296,7 @@ Buffer heads_of(const Buffer& from, const std::vector<int64_t>& heads) {
   return to;
 }
 
-// Joins `count` heads, the wanted one among them, to one wide head.
+// Joins `count` heads, including the requested head, to one wide head.
 Inputs heads_as_one(const Inputs& all, int64_t head, int64_t count, std::string* title) {
   const int64_t heads = all.q.shape()[2], group = heads / all.k.shape()[2];
   const int64_t first = std::min(head / count * count, heads - count);
@@ -314,7 +314,7 @@ Inputs heads_as_one(const Inputs& all, int64_t head, int64_t count, std::string*
 }
 
 // Runs one head of the longest layer on a virtual GPU. Kernels of two CTAs compute the gradients of wide heads only, so
-// several heads are joined to one for the backward. Nothing where there is no NVRTC.
+// that several heads are joined to one for the backward. Returns nothing without NVRTC.
 std::optional<bool> Demo::emulate(const std::vector<Layer>& layers) const {
   const Layer& longest = *std::max_element(layers.begin(), layers.end(), [](const Layer& a, const Layer& b) {
     return a.given.original.q.shape()[1] < b.given.original.q.shape()[1];

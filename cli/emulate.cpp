@@ -5,7 +5,9 @@
 #include "base/text.h"
 #include "cli/cards.h"
 #include "cli/compare.h"
+#include "cli/flags.h"
 #include "cli/io/file.h"
+#include "cli/machine_code.h"
 #include "cli/svg/timeline.h"
 #include "cli/vgpu/trace.h"
 #include "plan/plan.h"
@@ -14,18 +16,32 @@ namespace tandem::tool {
 namespace {
 
 constexpr size_t kColumns = 80;
+constexpr int64_t kDrawnLength = 4096;  // tokens
 
 constexpr const char* kDevice = "vgpu:b200";
 
-// Draws the first cluster, in a separate run without the checker.
+// Draws one CTA in the modelled clocks of a long sequence. Without nvdisasm the picture has the steps of a separate
+// run.
 std::string drawing_of(Inputs head, tandem_pass pass) {
-  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::cluster);
+  ProblemFlags problem;
+  problem.dtype = head.q.dtype() == DType::bf16 ? "bf16" : "f16";
+  problem.heads_q = 1;
+  problem.seqlen_q = kDrawnLength;
+  problem.head_dim = head.q.shape()[3];
+  problem.head_dim_v = head.v.shape()[3];
+  try {
+    return picture_of(problem, CardFlags{.device = kDevice, .card = {}}.properties(), pass);
+  } catch (const Error& error) {
+    if (error.code() != TANDEM_NO_COMPILER) throw;
+  }
+  const std::string title = str_cat(kDevice, ", ", pass == TANDEM_FORWARD ? "forward" : "backward", ": ",
+                                    head.q.shape()[1], " queries, head_dim ", head.q.shape()[3]);
+  const Trace trace = trace_of(*attention_job(std::move(head), {}, pass), kDevice, {}, 0, Traced::block);
   throw_if_failed(trace.status);
-  const char* const whose = trace.cluster > 1 ? ", two CTAs; block 0 issues the MMAs of both" : "";
-  return svg::draw(trace.timeline, {.where = str_cat(kDevice, whose)});
+  return svg::draw(trace.timeline, {.title = title, .where = "One CTA"});
 }
 
-// About the run before: where the checker finds something, that run fails.
+// Describes the preceding run, which fails if the checker reports an error.
 const char* what_the_checker_says() {
   vgpu::Options options;
   throw_if_failed(vgpu::options_from_environment(&options));
@@ -83,7 +99,7 @@ std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, in
     io::AtomicFile file(picture);
     file.write(drawing_of(std::move(given.converted ? *given.converted : given.original), drawn));
     file.commit();
-    std::printf("Timeline of the first cluster of the %s (open it in a browser):\n  %s\n\n",
+    std::printf("Timeline of one CTA of the %s (open it in a browser):\n  %s\n\n",
                 drawn == TANDEM_FORWARD ? "forward" : "backward", bold(picture).c_str());
   }
   return all_good(checks);

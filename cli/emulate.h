@@ -9,7 +9,7 @@
 namespace tandem::tool {
 
 // Runs the forward and the backward of a head (batch 1) under the checker, and compares them with float64. Draws one
-// cluster of a pass. False when a result is not exact; nothing without NVRTC.
+// CTA of a pass. Returns false if a result is not exact, and nothing without NVRTC.
 std::optional<bool> show_on_virtual_gpu(Inputs head, const std::string& what, int threads, tandem_pass drawn,
                                         const std::string& picture);
 

@@ -13,7 +13,7 @@ std::unique_ptr<Gpu> gpu_of(const std::string& device) {
   return gpu::cuda::is_cuda(device) || gpu::is_virtual(device) ? std::make_unique<Gpu>(device) : nullptr;
 }
 
-// The same tensor with its elements elsewhere.
+// Returns the same tensor with another address of its elements.
 Tensor moved(const Buffer& buffer, void* data, tandem_device device) {
   Tensor tensor = buffer.tensor();
   tandem_tensor description = *tensor.get();
@@ -24,7 +24,7 @@ Tensor moved(const Buffer& buffer, void* data, tandem_device device) {
 
 Buffer as_type(const Buffer& buffer, DType type) { return buffer ? buffer.converted(type) : Buffer(); }
 
-// float64 where float32 is what a GPU takes.
+// Converts float64 to float32, which a GPU reads.
 Buffer narrowed(const Buffer& buffer) {
   return as_type(buffer, buffer.dtype() == DType::f64 ? DType::f32 : buffer.dtype());
 }
@@ -45,13 +45,13 @@ void ToolEngine::release_workspace() {
 std::span<std::byte> ToolEngine::workspace(const Attention& attention, tandem_pass pass) {
   const size_t needed = workspace_size(attention, pass, context_);
   needed_ = std::max(needed_, needed);
-  const size_t room = std::max<size_t>(1, needed_);  // with an empty span the call allocates
+  const size_t room = std::max<size_t>(1, needed_);  // because with an empty span the call would allocate
   if (!on_gpu()) {
     if (room > workspace_.size()) workspace_ = std::vector<std::byte>(room);
     return workspace_;
   }
   if (room > device_workspace_.bytes()) {
-    gpu_->synchronize();  // the old one may be in use
+    gpu_->synchronize();  // earlier calls may use the old workspace
     device_workspace_ = Gpu::Memory(*gpu_, room);
   }
   return {device_workspace_.data(), device_workspace_.bytes()};
@@ -104,7 +104,8 @@ void Call::fetch() {
 
 double Call::median_seconds(tandem_pass pass, double seconds) {
   if (!engine_.on_gpu()) return tool::median_seconds([&] { run(pass); }, seconds);
-  // The workspace size is computed once, as a caller computes it once per shape: a small call takes the GPU less time.
+  // The workspace size is computed once, like a caller does once per shape, because a small call takes the GPU less
+  // time.
   const std::span<std::byte> workspace = engine_.workspace(attention_, pass);
   const detail::CArgs args(attention_, pass);
   const auto function = pass == TANDEM_FORWARD ? tandem_forward : tandem_backward;
@@ -120,7 +121,7 @@ Given::Given(Inputs inputs, bool for_gpu) : original(std::move(inputs)) {
   const Inputs& from = original;
   const DType type = from.q.dtype();
   if (!for_gpu || (type != DType::f32 && type != DType::f64)) return;
-  if (from.k.dtype() != type || from.v.dtype() != type) return;  // left for the engine to refuse
+  if (from.k.dtype() != type || from.v.dtype() != type) return;  // the engine refuses mixed types
   const auto halved = [&](const Buffer& buffer) {
     return as_type(buffer, buffer.dtype() == type ? DType::bf16 : buffer.dtype());
   };

@@ -11,7 +11,7 @@
 
 namespace tandem::tool {
 
-// Keeps a workspace from call to call.
+// An engine that keeps a workspace from call to call.
 class ToolEngine {
  public:
   ToolEngine(const std::string& device, int threads);
@@ -19,10 +19,10 @@ class ToolEngine {
   bool on_gpu() const { return gpu_ != nullptr; }
   bool emulated() const { return emulated_; }  // a virtual GPU, whose clock is the CPU's
   const Context& context() const { return context_; }
-  size_t workspace_bytes() const { return needed_; }  // the most that a call needed since the last release
+  size_t workspace_bytes() const { return needed_; }  // maximum of any call since the last release
   void release_workspace();
 
-  // Why the engine would refuse a call of these inputs, or nothing.
+  // Returns the reason why the engine would refuse a call of these inputs, or nothing.
   std::optional<Error> refusal(const Inputs& inputs, const Attention& options, tandem_pass pass) const;
 
  private:
@@ -30,23 +30,23 @@ class ToolEngine {
   std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
 
   const bool emulated_;
-  std::unique_ptr<Gpu> gpu_;  // first: its refusal is the clearest
+  std::unique_ptr<Gpu> gpu_;  // first member, because its refusal is the clearest
   Context context_;
   size_t needed_ = 0;
   std::vector<std::byte> workspace_;
   Gpu::Memory device_workspace_;
 };
 
-// One call, bound to its tensors. On a GPU these are copies, in which results are NaN until written.
+// One call, bound to its tensors. On a GPU these are copies, and results are NaN until they are written.
 class Call {
  public:
-  // Inputs and results stay where they are while the call lives.
+  // Inputs and results must not move during the lifetime of the call.
   Call(ToolEngine& engine, const Inputs& inputs, const Attention& options, const Results& results);
 
-  // On a GPU they return when the work is on its stream.
+  // On a GPU these functions return when the work is on the stream.
   void forward() { run(TANDEM_FORWARD); }
   void backward() { run(TANDEM_BACKWARD); }
-  // The results are on the host.
+  // Copies the results to the host.
   void fetch();
 
   double median_seconds(tandem_pass pass, double seconds);
@@ -61,11 +61,11 @@ class Call {
   void run(tandem_pass pass);
 
   ToolEngine& engine_;
-  std::vector<Copy> copies_;  // on a GPU
+  std::vector<Copy> copies_;  // copies on a GPU
   Attention attention_;
 };
 
-// The inputs of a command, and what the engine gets: a GPU gets two-byte types.
+// The inputs of a command, and the engine's inputs: a GPU gets two-byte types.
 struct Given {
   Given(Inputs inputs, bool for_gpu);
 

@@ -9,13 +9,13 @@ namespace {
 
 const std::string not_on_the_gpu = "not on the GPU: ";
 
-// CUDA's name of the error, or the sentence of a virtual GPU's allocator.
+// True for CUDA's name of the error, and for the sentence of a virtual GPU's allocator.
 bool is_out_of_memory(std::string_view sentence) {
   return sentence.find("OUT_OF_MEMORY") != std::string_view::npos ||
          sentence.find("virtual GPU's memory") != std::string_view::npos;
 }
 
-// "255", "-3", or "*": unbounded.
+// Parses "255", "-3", or "*" (unbounded).
 std::optional<int64_t> window_bound(const std::string& text, const std::string& window) {
   if (text == "*") return std::nullopt;
   size_t used = 0;

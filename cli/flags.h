@@ -16,21 +16,21 @@ namespace tandem::tool {
 struct Opened {
   std::unique_ptr<Machine> machine;
   Given given;
-  std::vector<std::string> remarks;  // why not the GPU, what was converted
+  std::vector<std::string> remarks;  // why a GPU is not used, and conversions of inputs
 };
 
 struct MachineFlags {
-  std::string device;  // "": the best there is
+  std::string device;  // "": the best device
   int threads = 0;
   void add_to(Command app);
 
-  // The requested device, else the best one.
+  // Opens the requested device, or else the best one.
   std::unique_ptr<Machine> open(std::vector<std::string>* remarks) const;
-  // The same for one call: without a requested device, one that supports the call.
+  // Opens a device for one call: the requested one, or else one that supports the call.
   Opened open(Inputs inputs, const Attention& options, tandem_pass pass) const;
 };
 
-// Everything about the mask and the scores.
+// Flags of the mask and the scores.
 struct MaskFlags {
   bool causal = false, top_left = false, alibi = false;
   std::string window;
@@ -51,12 +51,12 @@ struct ProblemFlags {
   bool sink = false;
 
   void add_to(Command app);
-  void add_presets_to(Command app);  // before add_to
+  void add_presets_to(Command app);  // must precede add_to()
 
   // make fills in a tensor: q, k, v, dout, sink and bias, in this order. magnitude: of q.
   using Make = std::function<Buffer(DType dtype, const std::vector<int64_t>& shape, double magnitude)>;
   Inputs inputs(const Make& make, double magnitude = 1) const;
-  // Filled with normal numbers; a boolean bias shows most keys.
+  // Returns inputs filled with normal numbers. A boolean bias shows most keys.
   Inputs random_inputs(Random& random, double magnitude = 1) const;
 };
 
@@ -67,21 +67,21 @@ struct Preset {
 };
 std::span<const Preset> presets();
 
-int32_t checked_index(int64_t value, const char* flag);  // as int32, or io::InputError
+int32_t checked_index(int64_t value, const char* flag);  // converts to int32, or throws io::InputError
 
-// Runs a command. An exception becomes one sentence on standard error. The exit code is 1 for an error of a
-// device that runs a kernel, and 2 for everything that cannot run: input, memory, compiler.
+// Runs a command. An exception becomes one sentence on standard error. The exit code is 1 for an error of a device that
+// runs a kernel, and 2 if the command cannot run: input, memory, compiler.
 int guarded(const std::function<int()>& run);
 
-// Each adds a command.
+// Functions that add one command each.
 void add_attend(Command app);
 void add_verify(Command app);
 void add_bench(Command app);
 void add_explain(Command app);
 void add_cache(Command app);
 void add_info(Command app);
-void add_demo(Command app, const std::string& program);  // program: the command as it was typed
-// arguments: the command line, for the one that repeats a failure.
+void add_demo(Command app, const std::string& program);  // program: the command as the user typed it
+// arguments: the command line, for the line that repeats a failure.
 void add_vgpu(Command app, const std::vector<std::string>& arguments);
 
 }  // namespace tandem::tool

@@ -89,7 +89,7 @@ Gpu::Gpu(const std::string& name, const std::string& library) {
   } else {
     throw_if_failed(gpu::cuda::open(name, &device_, library));
     if (const size_t colon = name.find(':'); colon != std::string::npos)
-      place_.index = std::atoi(name.c_str() + colon + 1);  // opened: it is a number
+      place_.index = std::atoi(name.c_str() + colon + 1);  // open() has checked that this is a number
   }
   throw_if_failed(device_->create_stream(&stream_));
   throw_if_failed(device_->create_event(&start_));
@@ -142,7 +142,7 @@ double Gpu::time_of(const std::function<void()>& run, int64_t count) {
 }
 
 double Gpu::median_seconds(const std::function<void()>& run, double seconds) {
-  run();  // whatever is done once
+  run();  // includes all work that happens only once
   synchronize();
   constexpr int rounds = 5;
   const double one = std::max(time_of(run, 1), 1e-6), round = seconds / rounds;

@@ -20,26 +20,26 @@ struct GpuSeen {
   int32_t major = 0, minor = 0, sm_count = 0;
   int64_t memory_bytes = 0;
 
-  bool served() const { return major == 9 && minor == 0; }  // there are kernels for it
+  bool served() const { return major == 9 && minor == 0; }  // kernels exist for it
 };
 
 struct GpusSeen {
   std::vector<GpuSeen> gpus;
   int32_t driver_version = 0;  // 13000 is CUDA 13.0
-  std::string why_none;        // a sentence, when there is no GPU
+  std::string why_none;        // a sentence, if no GPU was found
 };
-// Creates no context.
+// Lists the GPUs without creating a context.
 GpusSeen gpus_seen(const std::string& library = kDriver);
 
 struct DeviceChoice {
   std::string name;   // "cpu", "cuda:0"
-  std::string why;    // a sentence, where a GPU is present and not taken
-  bool asked = true;  // by the user
+  std::string why;    // a sentence, if a present GPU is not used
+  bool asked = true;  // the user named the device
 };
 // "" chooses the first supported GPU that has a compiler, else the CPU.
 DeviceChoice choose_device(const std::string& asked);
 
-void throw_if_failed(const Status& status);  // as tandem::Error
+void throw_if_failed(const Status& status);  // throws tandem::Error
 
 class Gpu {
  public:
@@ -65,22 +65,22 @@ class Gpu {
     size_t bytes_ = 0;
   };
 
-  // All on the stream; what is read from the GPU is there after synchronize().
+  // Copies are queued on the stream. The host may read results after synchronize().
   void upload(const Memory& to, const void* from, size_t bytes);
   void download(void* to, const Memory& from, size_t bytes);
   void fill(const Memory& memory, unsigned char value);
   void synchronize();
 
   gpu::Stream stream() const { return stream_; }
-  tandem_device place() const { return place_; }  // as tensors name it
+  tandem_device place() const { return place_; }  // the device in tensors
   const gpu::Properties& properties() const { return device_->properties(); }
 
-  // The median time of one run, which enqueues work on the stream, by the GPU's clock. Runs are back to back, in five
-  // rounds that last about `seconds` together, after a warm-up of a fifth of it.
+  // The median time of one run, which enqueues work on the stream, by the GPU's clock. Runs follow each other without a
+  // pause, in five rounds that last about `seconds` together, after a warm-up of a fifth of that time.
   double median_seconds(const std::function<void()>& run, double seconds);
 
  private:
-  double time_of(const std::function<void()>& run, int64_t count);  // all runs together
+  double time_of(const std::function<void()>& run, int64_t count);  // total time of all runs
 
   std::unique_ptr<gpu::Device> device_;
   tandem_device place_{TANDEM_CUDA, 0};

@@ -45,7 +45,7 @@ std::string kernel_cache() {
                  bytes_text(static_cast<double>(bytes)), " of ", bytes_text(static_cast<double>(options.max_bytes)));
 }
 
-// The command has the virtual GPUs linked in; other programs load them.
+// The command is linked to the virtual GPUs; other programs load them.
 std::string virtual_gpus() {
   std::string models, path;
   for (const std::string& model : vgpu::model_names()) models += str_cat(models.empty() ? "" : ", ", "vgpu:", model);

@@ -34,11 +34,11 @@ Examined examine(const std::string& file, bool whole) {
   return examined;
 }
 
-// The tile of one block; two CTAs that issue one MMA have twice the rows.
+// Returns the tile of one block. Two CTAs that issue one MMA have twice the rows.
 Shape shape_of(const plan::ForwardKernel& tile) {
   const int rows = tile.tile_m() / tile.ctas();
   Shape shape{.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .rows = rows, .keys = tile.tile_n};
-  // Blackwell's ring has blocks of keys' columns and of values' rows.
+  // Blackwell's ring has separate blocks for columns of keys and for rows of values.
   if (tile.blackwell()) shape.load_waits = tile.for_blackwell().k_blocks() + tile.for_blackwell().v_blocks();
   return shape;
 }
@@ -52,11 +52,11 @@ void write(const std::string& path, std::string_view text) {
 }
 
 // Compiles the kernels of a problem again, because the time of a first call is one of the figures. Kernels compile in
-// parallel, so the longest time counts. save: a file for the first cubin, or "".
+// parallel, so that the longest time counts. save: a file for the first cubin, or "".
 Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties device, bool whole,
                  const std::string& save) {
   setenv("CUDA_CACHE_DISABLE", "1", 1);     // NVRTC has a separate cache
-  device.image = gpu::Image::machine_code;  // also for a virtual device
+  device.image = gpu::Image::machine_code;  // a virtual device also gets machine code
   const auto seconds_since = [](std::clock_t start) {
     return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   };
@@ -92,7 +92,7 @@ Examined examine(const plan::Plan& plan, tandem_pass pass, gpu::Properties devic
   return examined;
 }
 
-// The tiles of a forward, and their steps of keys.
+// Returns the tiles of a forward, and their iterations over keys.
 Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   const plan::ForwardKernel& tile = planned.plan->forward.tile;
   const plan::Floor floor = plan::floor_of(planned.problem, *planned.plan, device);
@@ -104,13 +104,13 @@ Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   grid.longest_first = floor.pairs < 0.99 * rows * keys;
   const double tile_rows = 1.0 * tile.tile_m() / tile.ctas();
   grid.tile_bytes = 2 * tile_rows * (tile.head_dim + tile.head_dim_v);
-  // At the diagonal half of the steps that a tile crosses is hidden.
+  // At the diagonal half of the iterations that a tile crosses is hidden.
   grid.steps = floor.pairs / (tile_rows * tile.tile_n) +
                (grid.longest_first ? 0.5 * grid.tiles * std::max(1.0, tile_rows / tile.tile_n) : 0);
   return grid;
 }
 
-// The waits of a backward.
+// Returns the waits of a backward.
 std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
   constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {
@@ -127,13 +127,39 @@ std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& dev
                .flops = plan::floor_of(planned.problem, *planned.plan, device).flops};
 }
 
+// Returns a title: the GPU, the pass and the problem.
+std::string title_of(const Planned& planned, const gpu::Properties& device, tandem_pass pass) {
+  const auto &q = planned.inputs.q.shape(), &k = planned.inputs.k.shape(), &v = planned.inputs.v.shape();
+  std::string text = str_cat(device.name, ", ", pass == TANDEM_FORWARD ? "forward" : "backward", ": batch ", q[0], ", ",
+                             q[2], q[2] == 1 ? " head" : " heads");
+  if (k[2] != q[2]) text += str_cat(" (", k[2], " of keys)");
+  text += str_cat(", ", q[1], " queries, ", k[1], " keys, head_dim ", q[3]);
+  if (v[3] != q[3]) text += str_cat(" and ", v[3]);
+  return text + str_cat(", ", name_of(planned.inputs.q.dtype()));
+}
+
+std::string picture_of(const Examined& examined, const Modelled& model, const std::string& title) {
+  ModelledTimeline drawn = timeline_of(model, machine_code::kernel_of(examined.cubin));
+  return svg::draw(drawn.timeline, {.title = title,
+                                    .where = str_cat("One CTA of ", model.name),
+                                    .unit = "clocks",
+                                    .iterations = std::move(drawn.iterations)});
+}
+
 }  // namespace
 
-void MachineCodeFlags::print_clocks(const Examined& examined, const Modelled& model,
-                                    const WholeProblem& problem) const {
+std::string picture_of(const ProblemFlags& problem, const gpu::Properties& device, tandem_pass pass) {
+  const Planned planned(problem, device, pass);
+  const Examined examined = examine(*planned.plan, pass, device, false, "");
+  return picture_of(examined, model_of(examined), title_of(planned, device, pass));
+}
+
+void MachineCodeFlags::print_clocks(const Examined& examined, const Modelled& model, const WholeProblem& problem,
+                                    const std::string& title) const {
   if (!timeline.empty()) {
-    const vgpu::Timeline drawn = timeline_of(model, machine_code::kernel_of(examined.cubin));
-    write(timeline, timeline.ends_with(".svg") ? svg::draw(drawn, {.unit = "clocks"}) : perfetto_json(drawn));
+    write(timeline, timeline.ends_with(".svg")
+                        ? picture_of(examined, model, title)
+                        : perfetto_json(timeline_of(model, machine_code::kernel_of(examined.cubin)).timeline));
   }
   if (json == "-") {
     std::printf("%s", timing_json(model, problem).c_str());
@@ -149,13 +175,13 @@ void MachineCodeFlags::add_to(Command app) {
   app.flag("--clocks", clocks, "Clocks of a step by reason, from a timing model of the machine code").group(group);
   app.option("--clocks-timeline", timeline, "Draw the modelled run: FILE.svg, or JSON for ui.perfetto.dev")
       .group(group);
-  app.option("--cubin", cubin, "The same for this file, instead of a problem's kernel").group(group);
+  app.option("--cubin", cubin, "Examine this file instead of a problem's kernel").group(group);
   app.option("--beside", beside, "Compare with the figures of these files").group(group);
-  app.option("--path", path, "likely: what a turn of a loop executes; all: everything in it")
+  app.option("--path", path, "likely: the instructions that an iteration executes; all: every instruction of the loop")
       .one_of({"likely", "all"})
       .group(group);
   app.option("--save-cubin", save, "Write the problem's kernel to this file").group(group);
-  app.option("--json", json, "Write what was found to this file; -: print it instead of tables").group(group);
+  app.option("--json", json, "Write the figures to this file; -: print JSON instead of tables").group(group);
 }
 
 int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const {
@@ -182,11 +208,13 @@ int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, ta
     for (const Examined& examined : all) {
       const Modelled model = model_of(examined);
       WholeProblem whole_problem;
+      std::string title = str_cat("Cubin ", examined.name);
       if (planned && &examined == &all.front()) {
+        title = title_of(*planned, device, pass);
         if (pass == TANDEM_FORWARD) whole_problem.grid = grid_of(*planned, device);
         if (pass == TANDEM_BACKWARD) whole_problem.turns = turns_of(*planned, device, model.clocks.step);
       }
-      print_clocks(examined, model, whole_problem);
+      print_clocks(examined, model, whole_problem, title);
     }
     return 0;
   }

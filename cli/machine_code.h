@@ -1,5 +1,5 @@
-// tandem explain --machine-code and --clocks: what a kernel's machine code costs, a unit at a time, and where the
-// clocks of a step go.
+// tandem explain --machine-code and --clocks: the cost of a kernel's machine code by unit, and the causes of the clocks
+// of an iteration.
 #pragma once
 
 #include <string>
@@ -24,7 +24,11 @@ struct MachineCodeFlags {
   int run(const ProblemFlags& problem, const CardFlags& card, tandem_pass pass) const;
 
  private:
-  void print_clocks(const Examined& examined, const Modelled& model, const WholeProblem& problem) const;
+  void print_clocks(const Examined& examined, const Modelled& model, const WholeProblem& problem,
+                    const std::string& title) const;
 };
+
+// Draws one CTA of the kernel of a problem, in modelled clocks. Throws TANDEM_NO_COMPILER without NVRTC or nvdisasm.
+std::string picture_of(const ProblemFlags& problem, const gpu::Properties& device, tandem_pass pass);
 
 }  // namespace tandem::tool

@@ -11,8 +11,8 @@
 
 namespace {
 
-// run.sh installs NVRTC into the build folder where the machine has none. The command finds it there, too, unless the
-// environment names another.
+// run.sh installs NVRTC into the build folder if the machine has none. The command also searches there, unless the
+// environment names another NVRTC.
 void find_nvrtc_of_the_build() {
   for (const char* variable : {"TANDEM_NVRTC", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME"})
     if (const char* value = std::getenv(variable); value && *value) return;

@@ -24,7 +24,7 @@ double time_of(const std::function<void()>& run) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A field of /proc/self/status in bytes, or -1.
+// Returns a field of /proc/self/status in bytes, or -1.
 int64_t process_status(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -36,7 +36,7 @@ int64_t process_status(const std::string& field) {
 }  // namespace
 
 double median_seconds(const std::function<void()>& run, double seconds) {
-  std::vector<double> times = {time_of(run)};  // the first also fills the caches
+  std::vector<double> times = {time_of(run)};  // the first run also fills the caches
   double total = times[0];
   if (total < seconds) times.clear();
   while (total < seconds || (times.size() < 3 && total < 3 * seconds)) {
@@ -49,9 +49,9 @@ double median_seconds(const std::function<void()>& run, double seconds) {
 
 int64_t peak_growth(const std::function<void()>& run) {
 #if defined(__GLIBC__)
-  ::malloc_trim(0);  // memory that is free already would hide growth
+  ::malloc_trim(0);  // free memory of the allocator would hide growth
 #endif
-  std::ofstream("/proc/self/clear_refs") << "5";  // sets the high-water mark back
+  std::ofstream("/proc/self/clear_refs") << "5";  // resets the high-water mark
   const int64_t before = process_status("VmRSS");
   run();
   const int64_t peak = process_status("VmHWM");
@@ -59,7 +59,7 @@ int64_t peak_growth(const std::function<void()>& run) {
 }
 
 double read_bandwidth(int threads) {
-  constexpr int64_t count = int64_t{1} << 24;  // 64 MiB per thread: beyond any cache
+  constexpr int64_t count = int64_t{1} << 24;  // 64 MiB per thread, larger than any cache
   std::vector<std::vector<float>> memory(static_cast<size_t>(threads), std::vector<float>(count, 1.f));
   double best = 0;
   for (int repeat = 0; repeat < 5; ++repeat) {

@@ -6,13 +6,13 @@
 
 namespace tandem::tool {
 
-// The median time of one run, over as many runs as fit into about `seconds` (at least 3, at least 1 when slower).
+// Returns the median time of one run over about `seconds`. At least 3 runs count, or at least 1 if runs are slower.
 double median_seconds(const std::function<void()>& run, double seconds);
 
-// How far the process's memory grew beyond what it held, while run() ran. 0 where the system has no such figure.
+// Returns the growth of the process's memory while run() ran. 0 if the system has no such figure.
 int64_t peak_growth(const std::function<void()>& run);
 
-// Bytes per second at which all cores together read memory.
+// Returns the bytes per second at which all cores together read memory.
 double read_bandwidth(int threads);
 
 }  // namespace tandem::tool

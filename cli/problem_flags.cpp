@@ -1,4 +1,4 @@
-// The flags that describe a problem, and problems with a name.
+// The flags that describe a problem, and named problems.
 #include <numeric>
 
 #include "cli/flags.h"

@@ -29,7 +29,7 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
-// Width of a cell on a terminal: colour codes and the continuation bytes of UTF-8 take no column.
+// Returns the width of a cell on a terminal. Colour codes and continuation bytes of UTF-8 occupy no column.
 size_t width_of(const std::string& cell) {
   size_t width = 0;
   for (size_t i = 0; i < cell.size(); ++i) {

@@ -1,4 +1,4 @@
-// Output of the command: colours on a terminal only, progress of long work, numbers with units.
+// Output of the command: colours only on a terminal, progress of long work, numbers with units.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace tandem::tool {
 
-// Text for standard output; without colour when that is no terminal or NO_COLOR is set.
+// Text for standard output, without colour if it is no terminal or NO_COLOR is set.
 std::string bold(const std::string& text);
 std::string dim(const std::string& text);
 std::string good(const std::string& text);
@@ -24,19 +24,19 @@ std::string seconds_text(double seconds);             // "85 ns", "5.6 us", "4.5
 std::string bytes_text(double bytes);                 // "512 B", "1.5 MiB"
 std::string rate_text(double flops, double seconds);  // "98.7 GF/s", "651 TF/s"
 
-// A name and its text, wrapped.
+// Returns a name and its text, wrapped.
 std::string entry(const std::string& name, std::string text, size_t indent, size_t columns = 98);
 
-void print(const std::vector<std::string>& remarks, size_t columns = 98);  // each on its own line, wrapped
+void print(const std::vector<std::string>& remarks, size_t columns = 98);  // one line per remark, wrapped
 
-// Aligned columns: the first to the left, all other columns to the right. Cells may contain colour codes.
+// Aligned columns: the first column is left-aligned, the rest is right-aligned. Cells may contain colour codes.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) { add(std::move(header)); }
   void add(std::vector<std::string> row);
   std::string text() const;
 
-  // For rows that are printed one by one: columns are at least this wide, and line() formats the last row.
+  // For rows that are printed one by one: columns have at least this width, and line() formats the last row.
   void at_least(size_t columns);
   std::string line() const;
 
@@ -47,11 +47,11 @@ class Table {
   std::vector<size_t> widths_;
 };
 
-// The text of a progress line; share is the part that is done, 0 while it is unknown.
+// Returns the text of a progress line. share: the completed part, 0 while it is unknown.
 std::string progress_text(const std::string& what, double share, double elapsed_seconds);
 
-// One line on standard error, on a terminal only. It appears after two seconds, shows the time that has passed or the
-// estimate of the rest, and disappears at the end.
+// One line on standard error, only on a terminal. The line appears after two seconds, shows the elapsed time or the
+// estimated remaining time, and disappears at the end.
 class Progress {
  public:
   Progress(std::string what, double total);
@@ -59,9 +59,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void advance(double done);      // by this much of the total
-  void become(std::string what);  // another stage of the same work
-  void clear();                   // before something else is printed; the line comes back
+  void advance(double done);      // done: a part of the total
+  void become(std::string what);  // begins another stage of the same work
+  void clear();                   // before other output; the line appears again later
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -74,7 +74,7 @@ class Progress {
   double total_, done_ = 0;
   Clock::time_point start_ = Clock::now();
   bool shown_ = false, over_ = false;
-  std::thread refresh_;  // none where there is no terminal
+  std::thread refresh_;  // absent without a terminal
 };
 
 }  // namespace tandem::tool

@@ -1,4 +1,4 @@
-// tandem verify: the error of any problem against float64, by the rule of judge.h.
+// tandem verify: the error of any problem against float64, by the bound of check_accuracy.h.
 #include <cstdio>
 #include <memory>
 
@@ -75,11 +75,11 @@ void add_verify(Command app) {
 
 Exit code: 0 when every head of every result is exact enough, 1 when not, 2 when the problem cannot be served.)");
   verify->problem.add_to(command);
-  command.option("--magnitude", verify->magnitude, "Standard deviation of q; a large one makes a sharp softmax [1]")
+  command.option("--magnitude", verify->magnitude, "Standard deviation of q; a large value makes a sharp softmax [1]")
       .at_least_zero();
   command.option("--seed", verify->seed, "Seed of the random inputs and of dropout [1]");
   const Flag forward_only = command.flag("--forward-only", verify->forward_only, "No gradients");
-  command.flag("--backward", verify->gradients, "Gradients; exit code 2 where they are not served")
+  command.flag("--backward", verify->gradients, "Gradients; exit code 2 if the device does not compute them")
       .excludes(forward_only);
   command.flag("--dlse", verify->dlse, "A random gradient of the lse too");
   verify->machine.add_to(command);

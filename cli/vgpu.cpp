@@ -36,8 +36,8 @@ class Reports;
 struct Vgpu {
   ProblemFlags problem;
   std::string ptx, launch, device, out, json = "trace.json", svg = "trace.svg";
-  std::string findings, letter = "on";  // only check
-  std::vector<std::string> command;     // as it was typed, for the line that repeats it
+  std::string findings, letter = "on";  // check only
+  std::vector<std::string> command;     // as the user typed it, for the line that repeats it
   int schedule = 0, schedules = 1, threads = 0, block = 0;
   uint64_t seed = 1;
   bool backward = false, cluster = false;
@@ -50,7 +50,7 @@ struct Vgpu {
  private:
   std::unique_ptr<Job> job() const;
   std::string device_of(const Job& job) const { return device.empty() ? job.device() : device; }
-  // Checks the outputs, prints the problem. False where there is nothing to run.
+  // Checks the outputs and prints the problem. Returns false if no kernel would run.
   bool begin(const Job& job) const;
   void check_outputs() const;
   vgpu::Options options(int schedule) const;
@@ -181,12 +181,12 @@ int Vgpu::run() const {
 
 // ---- check ----
 
-// A finding, with the schedule that has it first.
+// A finding, with the first schedule that has it.
 struct Reported {
   vgpu::Finding finding;
-  std::string text;  // for people
+  std::string text;  // for users
   std::string kernel;
-  std::string place, other;  // where both parties are; "": nowhere
+  std::string place, other;  // places of both parties; "": none
   int schedule = 0;
 };
 
@@ -195,7 +195,7 @@ bool is_error(const vgpu::Finding& finding) { return vgpu::grade_of(finding.rule
 // The findings under all schedules: one for each rule and line.
 class Reports {
  public:
-  // Prints the errors that are new.
+  // Prints the new errors.
   void add(const Outcome& outcome, int schedule) {
     for (const vgpu::Finding& finding : outcome.findings) {
       const std::string& kernel = outcome.program.function().name;
@@ -212,7 +212,7 @@ class Reports {
     }
   }
 
-  // Prints the first finding of each rule, and the places of the remaining ones.
+  // Prints the first finding of each rule, and the places of the remaining findings.
   void print_letter() const {
     std::map<vgpu::Rule, std::vector<const Reported*>> by_rule;
     for (const Reported& one : all_)
@@ -233,7 +233,7 @@ class Reports {
   const std::vector<Reported>& all() const { return all_; }
 
  private:
-  std::map<std::tuple<vgpu::Rule, std::string, std::string, std::string>, size_t> known_;  // in all_
+  std::map<std::tuple<vgpu::Rule, std::string, std::string, std::string>, size_t> known_;  // index in all_
   std::vector<Reported> all_;
 };
 
@@ -358,9 +358,10 @@ Exit code: 0 without errors, 1 with errors or wrong results, 2 when the kernel c
 PTX, no NVRTC, no memory). vgpu/docs/sanitizer.md explains the checks with five short kernels.)";
 
 void add_flags(Command app, Vgpu& vgpu, bool many) {
-  app.option("ptx", vgpu.ptx, "A PTX file; without one the problem of the flags below");
+  app.option("ptx", vgpu.ptx, "A PTX file [default: the kernel of the problem below]");
   app.option("--launch", vgpu.launch, "Launch of the file's kernel: JSON, see vgpu/docs/virtual-gpu.md");
-  app.option("--device", vgpu.device, "vgpu:MODEL, see tandem vgpu models [vgpu:h200; a PTX file's own]");
+  app.option("--device", vgpu.device,
+             "vgpu:MODEL, see tandem vgpu models [vgpu:h200; for a PTX file, its architecture]");
   app.option("--schedule", vgpu.schedule, "Order in which warps run and copies complete; 0: early, 1: late")
       .at_least_zero()
       .show_default();
@@ -417,7 +418,7 @@ Exit code: 0, 1 when the kernel or its results are wrong, 2 when the kernel cann
     verb.run([vgpu, run = one.verb] { return (*vgpu.*run)(); });
   }
   add_exec(command);
-  command.add("models", "The GPUs that can be simulated, and what each has").run([] {
+  command.add("models", "The GPUs that can be simulated, and their properties").run([] {
     std::printf("%s", models_table().c_str());
     return 0;
   });

@@ -10,12 +10,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly BARE_ROOT_PACKAGES='
 debootstrap           debootstrap  makes a bare Debian in a folder
 '
-# CC and CXX are the names by which CMake calls the compilers: with the same names ccache has the wheel's objects.
+# CC and CXX have CMake's names of the compilers, so that ccache finds the wheel's objects.
 readonly kCommands='./run.sh && scripts/next_steps.sh --commands >build/next_steps && bash -eux build/next_steps'
 here=$PWD root=$PWD/build/bare-root
 
-# Variables that every root needs: proxies and certificates of package servers, the rules of ccache, and the language, which
-# ccache hashes.
+# Prints variables that every root needs: proxies and certificates of package servers, the rules of ccache, and the
+# language, which ccache hashes.
 kept_variables() { env | grep -iE '^(http|https|no)_proxy=|^PIP_|^(SSL|CURL|REQUESTS)_[A-Z_]*=|^CCACHE_|^LANG=|^LC_' || true; }
 
 make_root() {
@@ -27,7 +27,7 @@ make_root() {
   cp /etc/resolv.conf "$root/etc/"
   mkdir -p "$root/etc/ssl" "$root/ccache"
   if [ -d /etc/ssl/certs ]; then cp -rL /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true; fi
-  # The package ca-certificates, which apt installs later, writes its list again from these.
+  # The package ca-certificates, which apt installs later, builds its list from these files.
   mkdir -p "$root/usr/local/share/ca-certificates"
   cp -L /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
   trap 'umount -l "$root/ccache" "$root/proc" 2>/dev/null || true' EXIT
@@ -47,7 +47,7 @@ in_root() {
   env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin CC=cc CXX=c++ "${variables[@]}" chroot "$root" bash -c "cd '$here' && $kCommands"
 }
 
-# Every program of the system but pip and python; python3 stays, because Debian's own packages depend on it.
+# Hides every program of the system except pip and python; python3 stays, because Debian's packages depend on it.
 in_this_root() {
   local home variables
   home=$(mktemp -d)

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Did a change of the source change the kernels? Compiles some of the library's for both architectures, before and
-after, and compares their machine code. Needs NVRTC and nvdisasm, and no GPU.
+"""Compares the machine code of kernels before and after a change of the source. Compiles some of the library's kernels
+for both architectures. Needs NVRTC and nvdisasm, and no GPU.
 
     python scripts/compare_machine_code.py old/tandem build/release/tandem
-    python scripts/compare_machine_code.py --keep before old/tandem       # compiles only; before/ is an OLD of its own
+    python scripts/compare_machine_code.py --keep before old/tandem       # compiles only; before/ then serves as OLD
     python scripts/compare_machine_code.py before build/release/tandem --only 'h200 .*causal'
 
-OLD and NEW are `tandem` commands, or folders of cubins. A kernel is identical when every instruction is, operands and
-registers too, whatever its address and its labels are called. Otherwise the output states that the same instructions
-come in another order, or which loops have more or fewer of them. Exit code: 0 when all are identical, else 1.
+OLD and NEW are `tandem` commands, or folders of cubins. A kernel is identical if every instruction is, operands and
+registers included; addresses and names of labels may differ. Otherwise the output states that the order differs, or
+which loops have more or fewer instructions. Exit code: 0 if all are identical, else 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 import tempfile
 
 CARDS = {"h200": "--card h200", "b200": "--device vgpu:b200"}
-# Sizes, so that every entry of the tables of tiles serves some of them.
+# Sizes for which every entry of the tables of tiles serves some kernel.
 SHAPES = {
     "h200": {
         "d64": "--head-dim 64 --seqlen 4096",
@@ -65,7 +65,7 @@ MORE_SHAPES = ("d64", "d128", "d256")
 
 
 def problems() -> dict[str, list[str]]:
-    """Flags of `tandem explain`, by name."""
+    """Returns the flags of `tandem explain`, by name."""
     forward = of_a_pass()
     return forward | {f"{name} backward": [*flags, "--backward"] for name, flags in forward.items()}
 
@@ -82,7 +82,7 @@ def of_a_pass() -> dict[str, list[str]]:
 
 
 def last_of_each(flags: list[str]) -> list[str]:
-    """The command takes a flag once; a later one of the same name stands here for both."""
+    """Removes repeated flags, because the command accepts a flag once. A later flag replaces an earlier one."""
     by_name: dict[str, list[str]] = {}
     for word in flags:
         if word.startswith("--"):
@@ -122,7 +122,7 @@ def compiled(command: str, name: str, flags: list[str], folder: pathlib.Path) ->
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    code: tuple[str, ...]  # labels by their number in the order of the code
+    code: tuple[str, ...]  # labels are numbered in the order of the code
     loops: tuple[tuple[int, int], ...]  # [first, last] instruction, by backward branches
 
     def opcodes(self, first: int, last: int) -> collections.Counter:
@@ -130,7 +130,7 @@ class Function:
 
 
 def functions(listing: str) -> dict[str, Function]:
-    """By name: what nvdisasm prints of each."""
+    """Returns nvdisasm's output of each kernel by name."""
     found, name, code, labels = {}, None, [], {}
 
     def finish() -> None:
@@ -171,7 +171,7 @@ def read(cubin: pathlib.Path) -> dict[str, Function]:
 
 
 def difference(old: Function, new: Function) -> str:
-    """ "" when they are identical."""
+    """Describes the difference; "" for identical kernels."""
     if old.code == new.code:
         return ""
     all_old, all_new = old.opcodes(0, len(old.code)), new.opcodes(0, len(new.code))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Reports the lines of the project that the tests execute, file by file, from a separate build (build/coverage,
-# Clang 16). It has no threshold, so CI leaves it out.
+# Reports the lines of the project that the tests execute, file by file, from a separate build (build/coverage, Clang
+# 16). The report has no threshold, so CI leaves it out.
 #
 #   scripts/coverage.sh [arguments of ctest]
 set -euo pipefail
@@ -11,7 +11,7 @@ install_packages "$BUILD_PACKAGES" "$LINT_PACKAGES" "$CI_PACKAGES"
 
 build coverage
 rm -f build/coverage/*.profraw
-# Python, compiled kernels and mutated kernels execute nothing that other tests do not.
+# Python, compiled kernels and mutated kernels execute no line that other tests do not.
 LLVM_PROFILE_FILE=$PWD/build/coverage/%2m.profraw ctest --preset coverage -j "$(nproc)" --no-tests=error \
   -LE '^(python|kernels|mutation)' -E '^CpuFeatureSweep\.Long' "$@" >build/ctest-coverage.log ||
   say "Some tests failed, see build/ctest-coverage.log; the lines that they executed count all the same."

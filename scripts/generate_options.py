@@ -34,7 +34,7 @@ LISTS = {
 
 
 def read_rows(text: str) -> list[list[str]]:
-    """The rows of options.def: the macro's name, then the cells without quotes."""
+    """Returns the rows of options.def: the macro's name, then the cells without quotes."""
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line or line.startswith(("//", "#")):

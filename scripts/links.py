@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Every relative link of the pages leads to a file, and where it names a heading, to one: scripts/links.py <page>..."""
+"""Checks that every relative link of the pages leads to a file, and that a named heading exists: scripts/links.py
+<page>...
+"""
 
 import pathlib
 import re
@@ -10,13 +12,13 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page):
-    """The names that a page's headings are linked by."""
+    """Returns the names by which links address a page's headings."""
     headings = re.findall(r"^#+ (.*)", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken(page):
-    """Links of a page that lead nowhere."""
+    """Returns the broken links of a page."""
     for link in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue

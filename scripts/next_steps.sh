@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the steps after run.sh. --commands prints the commands alone: CI runs them in a bare root.
+# Prints the steps after run.sh. --commands prints only the commands, which CI runs in a bare root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -84,6 +84,8 @@ NOT_IMPERATIVE = re.compile(
 )  # fmt: skip
 IMPERATIVE = re.compile(r"(?:Test|Document|Fuzz|Bring|Embed|Need|Feed|Seed|Shed|Speed|String|Exceed|Proceed)\b")
 SUBJECT_S = re.compile(r"(?:\w*[^aiu]s)\b")  # "Adds", but not "Bias" or "Focus"
+# A sentence that begins with a pronoun. "It is unknown whether ..." has no noun that the pronoun replaces.
+PRONOUN = re.compile(r"[*_\s]*(?:They|Its|Their|It(?! is (?:un)?(?:known|clear|likely|possible)\b))\b(?!['’])")
 SUBJECT_SS = re.compile(r"\w*ss\b")
 
 SKIPPED = re.compile(
@@ -221,6 +223,8 @@ class Prose:
             if kind not in ("cell", "trailing") and first and first[1].capitalize() in OPENERS and not asks:
                 if kind != "message" or first[1][0].isupper():
                     self.add(line, "opener", sentence[:80])
+            if kind != "message" and (match := PRONOUN.match(sentence)):
+                self.add(line, "pronoun", f"begins with '{match.group().strip()}', name the noun: {sentence[:70]}")
             words = count_words(sentence)
             if kind == "paragraph":
                 self.lengths.append(words)

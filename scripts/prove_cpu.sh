@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs all of it on the best
-# instruction set alone. The outcome goes to a JSON file whose fields docs/results/README.md explains.
+# Runs the whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs it only on the
+# best instruction set. Writes a JSON file whose fields docs/results/README.md explains.
 #
 #   scripts/prove_cpu.sh <build folder> [<file.json>]
 #
-# Environment: COMMIT, SECONDS_EACH as of tools/gpu/prove.sh; FUZZ, the random problems of each instruction set (1000).
+# Environment: COMMIT, SECONDS_EACH: see tools/gpu/prove.sh; FUZZ, the random problems of each instruction set (1000).
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=tools/gpu/proof.sh

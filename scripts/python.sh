@@ -9,21 +9,22 @@ python3-venv          -           a virtual environment for the Python tests
 '
 TORCH='torch==2.13.0'
 
-# Keeps an environment that is up to date. Returns 1 where it cannot be created.
+# Keeps an environment that is up to date. Returns 1 if it cannot be created.
 python_environment() {
   local venv=build/venv wanted
   wanted=$(cat tests/python/requirements.txt - <<<"$TORCH")
   if [ "$(cat $venv/requirements 2>/dev/null)" != "$wanted" ]; then
     rm -rf $venv
     quietly "Making build/venv" python3 -m venv $venv || return 1
-    quietly "Installing torch" $venv/bin/pip install "$TORCH" || return 1 # first: others take what is there
+    # first, because other packages would install another torch
+    quietly "Installing torch" $venv/bin/pip install "$TORCH" || return 1
     quietly "Installing the Python tests' packages" $venv/bin/pip install -r tests/python/requirements.txt || return 1
     printf '%s\n' "$wanted" >$venv/requirements
   fi
   python_package || die "the Python package could not be built"
 }
 
-# Builds the wheel and installs it, when a source is newer than the wheel.
+# Builds the wheel and installs it, if a source is newer than the wheel.
 python_package() {
   local venv=build/venv werror=OFF wheel sources=(CMakeLists.txt README.md cmake include kernels pyproject.toml python src third_party vgpu)
   wheel=$(find build/wheel -name '*.whl' 2>/dev/null | head -n 1)

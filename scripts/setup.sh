@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034  # the lists are for the scripts that source this
-# Installing, configuring and building, shared by run.sh, test.sh, lint.sh and .ci/run. Source it from the top folder.
+# Functions that install, configure and build, for run.sh, test.sh, lint.sh and .ci/run. Source it from the top folder.
 
 # Each line: package, a program of it ("-": dpkg decides whether it is installed), purpose.
 BUILD_PACKAGES='
@@ -39,7 +39,7 @@ die() {
 }
 
 # quietly <what> <command...>: shows one moving line on a terminal, and elsewhere one line every 20 seconds. The output
-# goes to a log; the end of the log is shown when the command fails.
+# goes to a log; the end of the log is shown if the command fails.
 quietly() {
   local what=$1 log start=$SECONDS
   shift
@@ -54,7 +54,8 @@ quietly() {
   say "$what: done in $((SECONDS - start)) s"
 }
 
-# time_left <seconds so far> <line>: of a line of ninja, "[12/70] ...", the estimated rest; empty for other lines.
+# time_left <seconds so far> <line>: prints the estimated remaining time from a line of ninja, "[12/70] ..."; empty for
+# other lines.
 time_left() {
   local ready all left
   [[ $2 =~ ^\[([0-9]+)/([0-9]+)\] ]] || return 0
@@ -144,7 +145,7 @@ jobs_at_once() {
   echo "$cores"
 }
 
-# build <preset> [target...]: configures where necessary, then builds. Warnings are errors where CI is set.
+# build <preset> [target...]: configures if necessary, then builds. Warnings are errors if CI is set.
 build() {
   local preset=$1 werror=OFF
   local dir=build/$preset
@@ -162,7 +163,7 @@ NVRTC='nvidia-cuda-nvrtc==13.0.88' NVRTC_CUDA_12='nvidia-cuda-nvrtc-cu12==12.9.8
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 
-# True where the engine finds NVRTC without help (src/jit/nvrtc.h).
+# True if the engine finds NVRTC without help (src/jit/nvrtc.h).
 has_nvrtc() {
   [ -z "${TANDEM_NVRTC:-}" ] || return 0
   compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.1[2-9]" >/dev/null ||
@@ -170,7 +171,7 @@ has_nvrtc() {
     compgen -G "${CUDA_HOME:-/usr/local/cuda}/lib64/libnvrtc.so.1[2-9]" >/dev/null
 }
 
-# Installs the wheel of NVRTC into build/nvrtc where the machine has no NVRTC, and sets VIRTUAL_ENV. The command looks
+# Installs the wheel of NVRTC into build/nvrtc if the machine has no NVRTC, and sets VIRTUAL_ENV. The command searches
 # there, too. Returns 1 on failure.
 nvrtc_environment() {
   local venv=$PWD/build/nvrtc wheel=$NVRTC
@@ -188,7 +189,7 @@ nvrtc_environment() {
 # ---- nvdisasm, the disassembler of compiled kernels ----
 NVDISASM='nvidia-cuda-nvdisasm==13.5.37'
 
-# Installs the wheel of nvdisasm into build/nvdisasm where the machine has none, and sets TANDEM_NVDISASM. Returns 1 on
+# Installs the wheel of nvdisasm into build/nvdisasm if the machine has none, and sets TANDEM_NVDISASM. Returns 1 on
 # failure.
 nvdisasm_program() {
   local venv=$PWD/build/nvdisasm

@@ -17,7 +17,7 @@ MAX_IF_CONSTEXPR = 8
 
 NO_FILE_LIMIT = re.compile(r"third_party/|.*frozen_0_1/|CHANGELOG\.md|include/")
 TABLE = re.compile(r"(?:.*/)?(?:tests?|survivors)/|.*(?:tuning|table|cases)[^/]*$|.*\.(?:inc|def)$")
-# Signatures that an interface of another project fixes, drop-ins, and instructions whose operands are parameters.
+# Signatures without a limit: interfaces of other projects, drop-ins, and instructions whose operands are parameters.
 NO_PARAMETER_LIMIT = re.compile(
     r"kernels/ptx/|python/tandem/(?:compat|flash_attn)/|python/tandem/_?(?:flex|fa3|fa4|flash|sdpa|torch|transformers)"
     r"|vgpu/(?:src/)?driver/|src/gpu/driver/|tests?/|(?:.*/)tests/|include/|bench/|(?:vgpu/)?examples/"
@@ -41,12 +41,12 @@ CLASS = re.compile(r"\b(?:struct|class)\s+(?:\[\[\w+\]\]\s*|alignas\([^)]*\)\s*)
 
 
 def blank(text):
-    """The text without comments, strings and preprocessor lines, at the same offsets."""
+    """Returns the text without comments, strings and preprocessor lines, at the same offsets."""
     return BLANKED.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
 
 
 def skip_template(head):
-    """A declaration without its `template <...>` prefixes and requires clauses of them."""
+    """Returns a declaration without its `template <...>` prefixes and their requires clauses."""
     while TEMPLATE.match(head):
         depth, end = 0, 0
         for end, c in enumerate(head):
@@ -58,7 +58,7 @@ def skip_template(head):
 
 
 def parameter_count(head):
-    """(name, parameters) of a function's declaration."""
+    """Returns (name, parameters) of a function's declaration."""
     match = re.search(r"([\w~]+|operator\s*\S+?)\s*\(", head)
     if not match:
         return "", 0
@@ -76,12 +76,15 @@ def parameter_count(head):
 
 
 def scopes(code):
-    """Every function and class: (kind, head, first offset, last offset). Bodies of functions are not entered."""
+    """Returns every function and class:
+
+    (kind, head, first offset, last offset). Bodies of functions are not searched.
+    """
     head_start, i, inside = 0, 0, None
     stack = []
     for match in re.finditer(r"[{};]|\b(?:public|private|protected):", code):
         i, c = match.start(), match.group()
-        if inside is not None:  # skip a function's body or an initializer
+        if inside is not None:  # skips a function's body or an initializer
             inside[0] += (c == "{") - (c == "}")
             if inside[0] == 0:
                 if inside[1]:
@@ -152,7 +155,7 @@ def check_python(path, text):
 
 
 def check(path, text):
-    """(line, rule, text) of every limit that a file exceeds."""
+    """Returns (line, rule, text) for every limit that a file exceeds."""
     lines, suffix = text.count("\n"), pathlib.PurePath(path).suffix
     if suffix == ".md":
         limit = MAX_README if path == "README.md" else MAX_PAGE
@@ -180,7 +183,7 @@ def product(path):
 
 
 def check_class_names(texts):
-    """(path, line, rule, text) of every class of a header whose name another header of the product has."""
+    """Returns (path, line, rule, text) for every class of a header whose name another header of the product has."""
     places = collections.defaultdict(list)
     for path, text in texts.items():
         if pathlib.PurePath(path).suffix not in (".h", ".hpp", ".cuh") or product(path) is None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes docs/support.md: the calls that each device serves, as tandem_check answers.
+"""Writes docs/support.md: the calls that each device serves, according to tandem_check.
 
-build/venv/bin/python scripts/support_matrix.py [--check]     --check: only compare, exit code 1 when it differs
+build/venv/bin/python scripts/support_matrix.py [--check]     --check: only compare, exit code 1 if it differs
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 
-os.environ["TANDEM_PYTHON_BOUNDARY"] = "ctypes"  # where the context of a call can be chosen
+os.environ["TANDEM_PYTHON_BOUNDARY"] = "ctypes"  # with ctypes the context of a call can be chosen
 
 import tandem  # noqa: E402
 from tandem import _ctypes  # noqa: E402
@@ -31,7 +31,7 @@ ONE_BLOCK = tandem.Blocks(np.ones((1, 1, 1), INT), np.zeros((1, 1, 1, 1), INT))
 
 OF_Q = object()  # a bias of q's type
 
-# The options of a call in addition to plain q, k and v: its name, its shapes where they matter, its options.
+# The options of a call in addition to plain q, k and v: its name, its shapes if they matter, its options.
 FEATURES = [
     ("dense", {}, {}),
     ("grouped and multi-query heads", {"heads_k": 1}, {}),
@@ -72,7 +72,7 @@ FEATURES = [
 
 
 def answer(what: str, dtype: object, shape: dict, options: dict) -> str:
-    """ "yes", or the library's sentence."""
+    """Returns "yes", or the library's sentence."""
     dim, heads_k = shape.get("dim", 64), shape.get("heads_k", 2)
     dim_v = shape.get("dim_v", dim)
     lead_q, lead_k = ((12,), (16,)) if shape.get("packed") else ((2, 8), (2, 8))
@@ -100,7 +100,7 @@ def on(device: str) -> Iterator[None]:
 
 
 def table(types: dict[str, object], reasons: list[str]) -> list[str]:
-    """The device's table without the header's first cell. Adds new sentences to the reasons."""
+    """Returns the device's table without the header's first cell. Adds new sentences to the reasons."""
     lines = [" | ".join(f"{t} fwd | bwd" for t in types) + " |", "|---|" + "---|" * (2 * len(types))]
     for name, shape, options in FEATURES:
         cells = []
@@ -123,7 +123,7 @@ def page() -> str:
         with on(device):
             answers[f"`{device}` (virtual GPU)"] = table(ON_GPU, reasons)
     lines = [HEAD]
-    while answers:  # devices with the same answers share a table
+    while answers:  # devices with equal results share a table
         first, *rest = answers[next(iter(answers))]
         same = [device for device, said in answers.items() if said == [first, *rest]]
         lines += [f"| on {', '.join(same)} | {first}", *rest]

@@ -3,9 +3,9 @@
 
     scripts/tidy.py <build folder> <jobs> <file>...
 
-Most of its time goes into the standard library's headers, so files of one folder that are compiled alike are checked
-as one translation unit. If that does not compile (two files have a local name in common) or has
-findings, each file is checked alone, and those results count.
+Most of its time is spent in the standard library's headers. Files of one folder with equal flags are therefore checked
+as one translation unit. If that does not compile (two files have a local name in common) or has findings, each file is
+checked alone, and those results count.
 """
 
 import concurrent.futures
@@ -16,23 +16,23 @@ import shlex
 import subprocess
 import sys
 
-TOGETHER = 4  # more would seldom compile
+TOGETHER = 4  # a larger group would seldom compile
 
 
 def flags_of(entry):
-    """How a file is compiled, without its own name and its object's."""
+    """Returns the flags of a file, without its name and its object's."""
     words = shlex.split(entry["command"])
     del words[words.index("-o") : words.index("-o") + 2]
     return words[: words.index("-c")]
 
 
 def alike(entry):
-    """Equal for files that are checked together."""
+    """Returns a key that is equal for files that are checked together."""
     return str(pathlib.Path(entry["file"]).parent), flags_of(entry)
 
 
 def together(entries, folder):
-    """A translation unit that includes the files, and its entry in a database."""
+    """Returns a translation unit that includes the files, and its entry in a database."""
     first = pathlib.Path(entries[0]["file"])
     unit = folder / f"{first.parent.name}_{first.stem}.cpp"
     unit.write_text("".join(f'#include "{e["file"]}"  // NOLINT(bugprone-suspicious-include)\n' for e in entries))
@@ -41,7 +41,7 @@ def together(entries, folder):
 
 
 def tidy(database, file):
-    """Returns true if there are no findings, and the findings."""
+    """Returns True without findings, and the findings."""
     done = subprocess.run(["clang-tidy-16", "--quiet", "-p", database, file], capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(" generated.")]
     return done.returncode == 0, "\n".join(said)

@@ -5,7 +5,7 @@
 
 #include "call.h"
 
-/* Nanoseconds per call, for one query and one key of 8 numbers. backward: the forward with its LSE, then the
+/* Returns nanoseconds per call, for one query and one key of 8 numbers. backward: the forward with its LSE, then the
  * backward. -1: a call has failed. */
 TANDEM_API double boundary_nanoseconds(int calls, int backward) {
   float data[9][8] = {{0}};

@@ -1,4 +1,4 @@
-/* The C call that every binding here ends in. */
+/* The C call that every binding in this folder makes. */
 #ifndef TANDEM_BENCH_BOUNDARY_CALL_H_
 #define TANDEM_BENCH_BOUNDARY_CALL_H_
 

@@ -1,4 +1,4 @@
-// The limits of one Hopper GPU for an attention kernel: each entry point keeps one unit busy and does nothing else.
+// The limits of one Hopper GPU for an attention kernel: each entry point keeps a single unit busy.
 // bench/limits/measure.py compiles, launches and times them.
 #pragma once
 #include "ptx/mbarrier.cuh"
@@ -29,7 +29,7 @@ TANDEM_DEVICE void write_record(const Args& a, const Record& begin) {
   a.records[blockIdx.x] = {end.clocks - begin.clocks, end.nanoseconds - begin.nanoseconds};
 }
 
-// Numbers in [1, 2), different for every thread and index.
+// Returns numbers in [1, 2), different for every thread and index.
 TANDEM_DEVICE u32 noise(u32 x) {
   x = (x ^ x >> 16) * 0x7feb352du;
   x = (x ^ x >> 15) * 0x846ca68bu;
@@ -51,7 +51,7 @@ struct Barriers {
   u64 full[4], empty[4];  // K0, V0, K1, V1
 };
 
-// One thread. size and both addresses are multiples of 16. PTX ISA "cp.async.bulk".
+// Called by one thread. size and both addresses must be multiples of 16. PTX ISA "cp.async.bulk".
 TANDEM_DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
@@ -112,7 +112,7 @@ TANDEM_DEVICE void multiply(const Args& a, u32 shared, Barriers& b, int group) {
       wgmma_commit();
       if constexpr (streamed) mbarrier_wait(&b.full[2 * stage + 1], turn & 1);
 #pragma unroll
-      for (int c = 0; c < S::keys / 16; ++c)  // O restarts every 32 tiles, like a real one
+      for (int c = 0; c < S::keys / 16; ++c)  // O restarts every 32 tiles, as in a real kernel
         Values::rs_nn(out, probabilities + 4 * c, v + c * (2048 >> 4), c > 0 || stage > 0 || turn % 16 > 0);
       wgmma_commit();
       wgmma_wait<1>();  // S, and the previous tile's O

@@ -83,7 +83,7 @@ class Card:
         self.records = torch.zeros(self.sms, 2, dtype=torch.int64, device="cuda")
 
     def rates(self, name, threads, shared, work, turns, data=None, to=None, sustained=1.2) -> dict:
-        """Work per second and per clock. work: per turn and block."""
+        """Returns work per second and per clock. work: per turn and block."""
         function = self.driver.Function(self.cubin, name, shared)
         data = self.numbers if data is None else data
         to = self.records if to is None else to
@@ -133,7 +133,7 @@ def measure(card: Card) -> dict:
         work = 2 * groups * 2 * 2 * 64 * keys * dim  # two tiles, two products
         rates = card.rates(name, 128 * (groups + 1), shared, work, turns=int(2e-3 * 7e12 / work))
         show(name, "TFLOP/s", 1e-12, rates)
-        if "streamed" in name:  # ceiling of a kernel: the faster way of holding queries
+        if "streamed" in name:  # ceiling of a kernel: the faster of both places of Q
             best = found["mma"].setdefault(f"d{dim}", {"burst": 0.0, "sustained": 0.0})
             for key in best:
                 best[key] = max(best[key], rates[key])

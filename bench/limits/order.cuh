@@ -22,7 +22,7 @@ TANDEM_DEVICE long long ticks() {
   return t;
 }
 
-// 64 x N += 64 x 16 * 16 x N: the left operand in registers, or at the beginning of shared memory.
+// Computes 64 x N += 64 x 16 * 16 x N. The left operand is in registers, or at the beginning of shared memory.
 template <int N, bool registers>
 struct Operands {
   float sums[N / 2];
@@ -69,8 +69,8 @@ TANDEM_DEVICE u32 cleared_shared() {
   return shared;
 }
 
-// Two warpgroups with one burst each. Output for each warpgroup: the clocks at which products were issued, then the
-// clocks at which their ends were seen. Only the last of several turns counts, because earlier ones miss the
+// Two warpgroups issue one burst each. Output for each warpgroup: the clocks at which products were issued, then the
+// clocks at which their ends were seen. Only the last of several turns counts, because earlier turns miss the
 // instruction cache.
 template <int N, bool registers>
 TANDEM_DEVICE void bursts(const OrderArgs& a) {
@@ -106,8 +106,8 @@ TANDEM_DEVICE void bursts(const OrderArgs& a) {
   x.keep(a);
 }
 
-// The first warpgroup multiplies all the time. Every other one executes an instruction kRepeated times in eight chains.
-// to[0]: their clocks; to[1]: products in that time.
+// The first warpgroup multiplies all the time. Every other warpgroup executes an instruction kRepeated times in eight
+// chains. to[0]: their clocks; to[1]: products in that time.
 constexpr int kRepeated = 4096;
 
 template <int N, int left, class F>  // left: 0 no products, 1 from shared memory, 2 from registers
@@ -122,7 +122,7 @@ TANDEM_DEVICE void beside(const OrderArgs& a, F step) {
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < kBurst; ++i) x.multiply();
-        wgmma_wait<kBurst>();  // the preceding turn's: one is always outstanding
+        wgmma_wait<kBurst>();  // waits for the preceding turn; one burst is outstanding
         if (threadIdx.x == 0) {
           products = turn * kBurst;
           stop[turn % 2] = over;

@@ -1,10 +1,10 @@
-"""The state of a GPU: the clock of its SMs and its power, from NVML (pip install nvidia-ml-py)."""
+"""Reads the state of a GPU from NVML (pip install nvidia-ml-py): the clock of its SMs and its power."""
 
 from __future__ import annotations
 
 
 class Card:
-    """Samples the state and records it by name. Without NVML it records nothing, and absent has the reason."""
+    """Samples the state and records it by name. Without NVML it records nothing, and `absent` has the reason."""
 
     def __init__(self, uuid: str):
         self.absent, self.mhz, self.watts = None, {}, {}
@@ -15,7 +15,7 @@ class Card:
             self._nvml = pynvml
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self.look("")
-        except Exception as why:  # no package, no library, no permission
+        except Exception as why:  # the package, the library or the permission is missing
             self.absent = f"{type(why).__name__}: {why}"
         self.forget()
 
@@ -30,7 +30,7 @@ class Card:
         self.watts.setdefault(name, []).append(self._power())
 
     def _power(self) -> float:
-        """The present value if the GPU reports it, else its average over the last second."""
+        """Returns the present value if the GPU reports it, else its average over the last second."""
         nvml = self._nvml
         field = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
         if field.nvmlReturn == nvml.NVML_SUCCESS:

@@ -1,4 +1,4 @@
-"""The table as one picture: bars of each row, legible on light and on dark pages (the style of cli/svg)."""
+"""Draws the table as one picture: bars of each row, legible on light and on dark pages (the style of cli/svg)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _panel(row, columns, names, left, top, width, group, scale):
 
 
 def draw(title: str, subtitle: str, rows: dict[str, dict[str, dict[str, float]]]) -> str:
-    """rows: for each row and column the TFLOP/s by name."""
+    """rows: the TFLOP/s by name for each row and column."""
     names = [n for n in COLORS if any(n in rates for columns in rows.values() for rates in columns.values())]
     highest = max(rate for columns in rows.values() for rates in columns.values() for rate in rates.values())
     step = next(s for s in (10, 20, 50, 100, 200, 500, 1000, math.inf) if highest / s <= 5)

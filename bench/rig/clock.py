@@ -54,19 +54,19 @@ class Timed:
                     call()
             self.run = graph.replay
             self.run()
-        except Exception:  # any failure of a peer's capture
+        except Exception:  # a peer's capture may fail for any reason
             torch.cuda.synchronize()
             self.captured, self.calls, self.run = False, 1, call
         self.replays = max(1, round(ms * 1e-3 / _seconds(self.run, 1)))
 
     def window(self, meanwhile=None) -> float:
-        """Seconds per call. meanwhile is called once while the GPU works."""
+        """Returns seconds per call. meanwhile is called once while the GPU works."""
         return _seconds(self.run, self.replays, meanwhile) / (self.replays * self.calls)
 
 
 def interleaved(timed: dict[str, Timed], rounds: int, look=None) -> dict[str, list[float]]:
-    """Seconds per call in each round. The order of a round is random, because a fixed neighbour costs up to 3 %.
-    look(name) is called in the middle of each window.
+    """Returns seconds per call in each round. The order of a round is random, because a fixed neighbour costs up to 3
+    %. look(name) is called in the middle of each window.
     """
     times: dict[str, list[float]] = {name: [] for name in timed}
     draw = random.Random(0)
@@ -78,7 +78,7 @@ def interleaved(timed: dict[str, Timed], rounds: int, look=None) -> dict[str, li
 
 
 def host_seconds(call, calls: int = 200, turns: int = 15) -> float:
-    """The host's time for a call while the GPU's queue is empty: the minimum of several turns."""
+    """Returns the host's time for a call while the GPU's queue is empty: the minimum of several turns."""
     best = float("inf")
     for _ in range(turns):
         torch.cuda.synchronize()

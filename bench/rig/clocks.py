@@ -1,4 +1,4 @@
-"""The multiprocessors' clock rate during a measurement. The driver reports only averages over milliseconds."""
+"""Measures the multiprocessors' clock rate. The driver reports only averages over milliseconds."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class Clocked:
         before = look()
         seconds = self.timed.window()
         after = look()
-        seen = (after - before)[(before[:, 0] > 0) & (after[:, 0] > 0)].double()  # a sample may miss one
+        # a multiprocessor may be missing from a sample
+        seen = (after - before)[(before[:, 0] > 0) & (after[:, 0] > 0)].double()
         self.megahertz.append((seen[:, 0] / seen[:, 1]).median().item() * 1e3)
         return seconds

@@ -36,7 +36,7 @@ WRONG = 2**-4  # relative to the largest number: above any rounding error
 
 
 class Inputs:
-    """q, k, v and dout, (batch, heads, seqlen, head_dim) in bfloat16, normal random numbers."""
+    """Returns q, k, v and dout, (batch, heads, seqlen, head_dim) in bfloat16, filled with normal random numbers."""
 
     def __init__(self, batch: int, heads: int, seqlen: int, dim: int, seqlen_k: int = 0):
         generator = torch.Generator("cuda").manual_seed(1)
@@ -56,12 +56,12 @@ def with_options(**of):
 
 
 def slopes_of(heads: int) -> torch.Tensor:
-    """The slopes of ALiBi."""
+    """Returns the slopes of ALiBi."""
     return torch.exp2(-torch.arange(1, heads + 1, device="cuda") * 8.0 / heads)
 
 
 def exact(inputs: Inputs, head: int, score_mod=None, mask_mod=None) -> list[torch.Tensor]:
-    """out, dq, dk and dv of a head of the first sequence, in float64."""
+    """Computes out, dq, dk and dv of a head of the first sequence, in float64."""
     q, k, v, dout = (x[0, head].detach().double() for x in (*inputs.leaves, inputs.dout))
     for x in (q, k, v):
         x.requires_grad_()
@@ -77,7 +77,7 @@ def exact(inputs: Inputs, head: int, score_mod=None, mask_mod=None) -> list[torc
 
 
 def judge_of(head: int, want: list[torch.Tensor]):
-    """For Contest.run: the largest errors of that head, relative to the largest number."""
+    """Returns the largest errors of that head, relative to the largest number, for the comparison's run()."""
     return lambda got: [
         float((g[0, head].detach().double() - w).abs().max() / w.abs().max()) for g, w in zip(got, want)
     ]
@@ -123,7 +123,7 @@ class Contest:
                 out = function(*inputs.leaves)
                 found[who] = [out]
                 calls["forward"][who] = clock.Timed(forward, self.options.ms)
-            except Exception as why:  # any failure of an unsupported problem
+            except Exception as why:  # a function may refuse a problem with any error
                 line[f"absent {who}"] = first_line(why)
                 continue
 

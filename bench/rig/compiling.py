@@ -55,7 +55,7 @@ def main() -> None:
             begin = time.perf_counter()
             forward.prepare()
             taken = time.perf_counter() - begin
-            if taken > WARM:  # else another problem has the same kernel
+            if taken > WARM:  # otherwise another problem has the same kernel
                 seconds[cell.name] = taken
         except RuntimeError as why:
             print(f"{cell.name}: {why}", file=sys.stderr)
@@ -63,7 +63,10 @@ def main() -> None:
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """{"compile": {variant: seconds}, "load": ...}. Each variant runs in a separate process with an empty cache."""
+    """Returns {"compile": {variant: seconds}, "load": ...}.
+
+    Each variant runs in a separate process with an empty cache.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # NVRTC has a separate cache, together with the driver's.
         environment = dict(os.environ, TANDEM_CACHE_DIR=os.path.join(folder, "cache"), CUDA_CACHE_DISABLE="1")

@@ -1,4 +1,4 @@
-"""The costs of a call besides the GPU's time: the host's time, and compiling."""
+"""The costs of a call besides the GPU's time: the host's time, and compilation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _in_python(x):
 
 
 def host(context: tandem.Context) -> dict[str, float]:
-    """Microseconds of a warm call from entry to return, on the smallest problem."""
+    """Returns the microseconds of a warm call from entry to return, on the smallest problem."""
     x = shapes.Inputs(next(c for c in shapes.grid() if c.microseconds))
     forward = tandem.Forward(context, x)
     forward()

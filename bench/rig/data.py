@@ -33,7 +33,7 @@ def shape(x, activations: str | None = None) -> None:
 
 
 def _one_key(x, nats: float, place) -> None:
-    """A dimension that only this key has: its score is `nats` in every row, all other scores are normal."""
+    """Adds a dimension that only this key has. The key's score is `nats` in every row; all other scores are normal."""
     size = math.sqrt(nats / x.scale)
     x.q[..., 0], x.k[..., 0] = size, 0
     for n, length in enumerate(x.cell.key_lengths()):
@@ -43,7 +43,7 @@ def _one_key(x, nats: float, place) -> None:
 
 
 def _copy(x, nats: float) -> None:
-    """Queries along the preceding key: a normal vector's square is its dimension."""
+    """Sets queries along the preceding key. A normal vector's square is its dimension."""
     heads = torch.tensor([x.kv_head(h) for h in range(x.cell.heads)], device=x.q.device)
     for n in range(len(x.cell.sequences())):
         before, queries = x.sequence(x.k, n).roll(1, 0), x.sequence(x.q, n)
@@ -57,8 +57,8 @@ def _activations(path: str):
 
 
 def _model(x, path: str | None) -> None:
-    """Tiled to the problem: tokens and heads are repeated, and each head's vectors are repeated until they fill
-    head_dim. Queries are scaled so that the scores equal the model's.
+    """Repeats the saved tensors to the problem's size: tokens and heads are repeated, and each head's vectors are
+    repeated until they fill head_dim. Queries are scaled so that the scores equal the model's.
     """
     if not path:
         raise ValueError("data 'model' needs --activations, a file that bench/activations.py wrote")
@@ -84,9 +84,9 @@ RESCALE, LOST = 24.0, 100.0  # log2 of the sums for a rescale, for a retry
 
 
 def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
-    """On sampled tiles: the share of iterations in which a warpgroup rescales, and the share of repeated tiles. It
-    follows the rules of kernels/device/rescale.cuh for bfloat16 with 128 keys per iteration, last keys first.
-    scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
+    """Returns, on sampled tiles, the share of iterations in which a warpgroup rescales, and the share of repeated
+    tiles. The sampling follows the rules of kernels/device/rescale.cuh for bfloat16 with 128 keys per iteration, last
+    keys first. scores(q, k, rows, head) returns scores in nats, -inf for hidden keys. (The kernel's tiles may differ.)
     """
     draw, steps, rescaled, lost, seen = random.Random(2), 0, 0, 0, 0
     sequences = x.cell.sequences()
@@ -103,7 +103,7 @@ def hardness(x, scores, sampled: int = 3, tiles: int = 6) -> dict:
 
 
 def _walk(scores) -> tuple[int, int, bool]:
-    """(iterations, iterations with a rescale, is it repeated) of a tile: its scores in log2 units, rows by keys."""
+    """Returns (iterations, iterations with a rescale, repeated) of a tile: its scores in log2 units, rows by keys."""
     reference = torch.full((len(scores),), -math.inf, device=scores.device)
     total = torch.zeros(len(scores), dtype=torch.float64, device=scores.device)  # relative to reference
     steps = rescaled = 0

@@ -82,7 +82,7 @@ def relative(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
 
 @cute.jit
 def added(grad, score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors):
-    """The gradient of a score_mod that adds to scores."""
+    """Returns the gradient of a score_mod that adds to scores."""
     return grad
 
 
@@ -117,7 +117,7 @@ def softcap(cap):
 
 
 def gallery(width: int, image: int, document, slope, table, scale) -> dict:
-    """The arguments of flash_attn_func for each name."""
+    """Returns the arguments of flash_attn_func for each name."""
     return {
         "causal": dict(mask_mod=causal),
         "window": dict(mask_mod=window(width)),
@@ -137,7 +137,7 @@ def gallery(width: int, image: int, document, slope, table, scale) -> dict:
 
 
 def sparse_blocks(mask) -> dict:
-    """torch's BlockMask in FlashAttention-4's format: keys of each block of rows, rows of each block of keys."""
+    """Converts torch's BlockMask to FlashAttention-4's: keys of each block of rows, rows of each block of keys."""
     _, _, *lists = mask.as_tuple()
     block_size = (SPARSE_BLOCK, SPARSE_BLOCK)
     return dict(
@@ -147,13 +147,13 @@ def sparse_blocks(mask) -> dict:
 
 
 def function_of(mods: dict, mask=None):
-    """out of (q, k, v), heads first."""
+    """Computes out of (q, k, v), heads first."""
     options = {**mods, **(sparse_blocks(mask) if mask is not None else {})}
     return lambda q, k, v: flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **options)[0].transpose(1, 2)
 
 
 def by_option(name: str, mods: dict, width: int):
-    """The same with an option in place of the mask_mod, or None if there is no such option."""
+    """Returns the function with an option in place of the mask_mod, or None without such an option."""
     option = dict(window_size=(width - 1, 0)) if name == "window" else dict(causal=True)
     served = name == "window" or name.endswith("causal")
     return function_of({**mods, "mask_mod": None, **option}) if served else None

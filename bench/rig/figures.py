@@ -11,7 +11,7 @@ import statistics
 
 OURS, BEFORE = "Tandem", "before"
 ALL_THREE = ("FA3", "FA4", "cuDNN")  # the peers of a claim
-PAR = 0.015  # within this of 1 a ratio is par
+PAR = 0.015  # ratios closer to 1 are par
 
 
 def seconds(result: dict, name: str) -> float:
@@ -24,7 +24,7 @@ def rate(result: dict, name: str) -> float:
 
 
 def peers(result: dict) -> list[str]:
-    """The fastest first."""
+    """Returns the name of the fastest peer."""
     names = [name for name in result["us"] if name not in (OURS, BEFORE)]
     return sorted(names, key=lambda name: seconds(result, name))
 
@@ -34,7 +34,7 @@ def verdict(ratio: float) -> str:
 
 
 def quartiles(values: list[float]) -> list[float]:
-    """The ends of the middle half."""
+    """Returns the ends of the middle half."""
     if len(values) < 2:
         return [values[0], values[0]]
     lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -74,7 +74,7 @@ def _figure(result: dict, name: str) -> str:
 
 
 def line(result: dict) -> str:
-    """The heading of the table."""
+    """Returns the heading of the table."""
     ours = OURS in result["us"]
     parts = [f"  {result['column']:12}{_figure(result, OURS) if ours else '-':>8}"]
     if OURS in result["wrong"]:
@@ -102,7 +102,7 @@ def line(result: dict) -> str:
 
 
 def absences(results: list[dict]) -> list[str]:
-    """The missing peers by problem, with reasons, and the wrong ones with their first error."""
+    """Returns the missing peers by problem, with reasons, and the wrong peers with their first error."""
     where: dict[tuple, list] = {}
     for result in results:
         for name, why in result["absent"].items():
@@ -117,7 +117,7 @@ def absences(results: list[dict]) -> list[str]:
 
 
 def claim(results: list[dict]) -> str:
-    """The number of problems won, and against which peers."""
+    """Returns the number of problems won, and the peers that they were won against."""
     judged = [r for r in results if "verdict" in r]
     if not judged:
         return "no cell has both Tandem and a peer"
@@ -147,7 +147,7 @@ def summary(results: list[dict]) -> str:
 
 
 def table(results: list[dict]) -> str:
-    """The lines that a run prints, one per problem."""
+    """Returns the lines that a run prints, one per problem."""
     lines, title = ["", HEADING], None
     for result in results:
         if result["title"] != title:
@@ -158,13 +158,13 @@ def table(results: list[dict]) -> str:
 
 
 def save(path: pathlib.Path, runs: list[dict], results: list[dict]) -> None:
-    """One problem per line."""
+    """Returns the table with one problem per line."""
     body = ",\n".join(json.dumps(result) for result in results)
     path.write_text(f'{{"runs": {json.dumps(runs, indent=1)},\n"cells": [\n{body}\n]}}\n')
 
 
 def merge(paths: list[pathlib.Path]) -> tuple[list[dict], list[dict]]:
-    """(runs, problems) of several runs that measured parts of one table: of one commit, each problem once."""
+    """Returns (runs, problems) of several runs that measured parts of one table, each problem once."""
     runs, results = [], []
     for path in paths:
         part = json.loads(path.read_text())

@@ -10,14 +10,14 @@ import torch
 
 from rig.shapes import Inputs
 
-ROWS = 256  # per sampled head
+ROWS = 256  # rows per sampled head
 TOGETHER = 32  # rows with a common bound
 HEADS = 4
 TINY = 1e-30  # bound of an exact zero
 
 
 def visible_scores(q, k, rows, cell, scale, dtype):
-    """Scores of the queries at these rows of a sequence, one head, -inf for hidden keys."""
+    """Returns scores of the queries at these rows of a sequence, one head, -inf for hidden keys."""
     s = (q[rows].to(dtype) @ k.to(dtype).T) * scale
     if cell.softcap:
         s = cell.softcap * torch.tanh(s / cell.softcap)
@@ -30,8 +30,8 @@ def visible_scores(q, k, rows, cell, scale, dtype):
 
 
 def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
-    """(out, lse) of these rows, with every operation in dtype. rounded: the type of exponentials, relative to the
-    largest score, and of results; a tensor core needs this rounding.
+    """Computes (out, lse) of these rows, with every operation in dtype. rounded: the type of exponentials, relative to
+    the largest score, and of results; a tensor core needs this rounding.
     """
     s = visible_scores(q, k, rows, cell, scale, dtype)
     largest = s.amax(1, keepdim=True)
@@ -53,7 +53,7 @@ def attend(q, k, v, rows, cell, scale, sink, dtype, rounded=None):
 class Verdict:
     error: float  # largest error of the sample; inf for NaN
     share: float  # error divided by its bound
-    lse_error: float | None  # None: no LSE
+    lse_error: float | None  # None: without an LSE
     lse_share: float = 0.0
 
     @property
@@ -79,7 +79,7 @@ class Judge:
         for n in range(HEADS):
             b, head = sorted(picked)[n % len(picked)], draw.randrange(cell.heads)
             length = sequences[b]
-            # The first rows see the fewest keys, the last rows the most.
+            # The first rows see the fewest keys, and the last rows the most.
             ends = [*range(min(TOGETHER, length)), *range(max(0, length - TOGETHER), length)]
             rows = sorted({*ends, *draw.sample(range(length), min(length, ROWS - 2 * TOGETHER))})
             rows = torch.tensor(rows, device=x.q.device)

@@ -1,5 +1,5 @@
-"""Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. It rounds
-probabilities, gradients of scores and results like a kernel.
+"""Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. The comparison
+rounds probabilities, gradients of scores and results like a kernel.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ AT_ONCE = 1 << 26  # scores
 
 
 def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
-    """[dq of each head that reads kv_head, dk, dv] of the n-th sequence, with every operation in dtype. rounded: the
-    type of probabilities, gradients of scores and results; a tensor core needs this rounding.
+    """Computes [dq of each head that reads kv_head, dk, dv] of the n-th sequence, with every operation in dtype.
+    rounded: the type of probabilities, gradients of scores and results; a tensor core needs this rounding.
     """
     cell, group = x.cell, x.cell.heads // x.cell.kv_heads
 

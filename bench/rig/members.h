@@ -14,7 +14,7 @@ inline std::string quoted(const std::string& text) {
   return json + "\"";
 }
 
-// The name of ctypes for a member's type; "map" for a tensor map.
+// Returns ctypes' name of a member's type; "map" for a tensor map.
 template <class T>
 const char* c_type(const T&) {
   if constexpr (std::is_same_v<T, TensorMap>) return "map";
@@ -25,7 +25,7 @@ const char* c_type(const T&) {
   return "";
 }
 
-// "name": [offset, type] of members of p in order.
+// Prints "name": [offset, type] of the members of p in order.
 template <class Parameter>
 struct Members {
   const Parameter p{};

@@ -17,7 +17,7 @@ class CompileError(Exception):
 
 
 def candidates() -> list[str]:
-    """Candidate paths of the library, the most likely first, like src/jit."""
+    """Returns candidate paths of the library, the most likely first, like src/jit."""
     if os.environ.get("TANDEM_NVRTC"):
         return [os.environ["TANDEM_NVRTC"]]
     found = []
@@ -45,7 +45,10 @@ def library() -> tuple[c.CDLL, str]:
 
 
 def compile(source: str, name: str, arch: str = "sm_90a", include: str | pathlib.Path = KERNELS) -> bytes:
-    """A cubin; for an arch like compute_90a, PTX. The source may include files from kernels/ or another folder."""
+    """Returns a cubin, or PTX for an arch like compute_90a.
+
+    The source may include files from kernels/ or another folder.
+    """
     nvrtc, _ = library()
     form = "PTX" if arch.startswith("compute_") else "CUBIN"
     program = c.c_void_p()

@@ -36,7 +36,7 @@ def needs_cudnn_graph(cell) -> bool:
 
 
 def cudnn(x):
-    """Through torch's SDPA backend, or through cuDNN's own frontend if torch's interface lacks an option."""
+    """Runs torch's SDPA backend, or cuDNN's frontend if torch's interface lacks an option."""
     cell = x.cell
     refuse("cuDNN", softcap=cell.softcap)
     if needs_cudnn_graph(cell):
@@ -56,7 +56,7 @@ def cudnn(x):
 
 
 def fa2(x):
-    """torch's built-in FlashAttention-2, by its operator, because SDPA has neither windows nor lengths."""
+    """Runs torch's built-in FlashAttention-2 by its operator, because SDPA has neither windows nor lengths."""
     cell = x.cell
     refuse("torch's FA2", sink=cell.sink, softcap=cell.softcap, head_dim_v_of_its_own=_dims_differ(cell))
     window = dict(window_size_left=cell.window - 1, window_size_right=0) if cell.window else {}
@@ -84,7 +84,7 @@ def _compiled_flex():
 
 
 def flex(x):
-    """FlexAttention, compiled: for problems with more than a causal mask."""
+    """Runs compiled FlexAttention, for problems with more than a causal mask."""
     cell = x.cell
     if not (cell.window or cell.sink or cell.softcap or cell.lengths):
         raise Absent("FlexAttention is asked for masks and scores of one's own only")
@@ -223,7 +223,7 @@ def fa4(folder: str):
 
 
 def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> tuple[dict, dict]:
-    """(name -> bind, name -> reason of absence) of the selected peers."""
+    """Returns (name -> bind, name -> reason of absence) of the selected peers."""
     optional = {
         "FA3": (fa3_library, lambda: fa3(fa3_library), "--fa3 does not say where its library is"),
         "FA4": (fa4_folder, lambda: fa4(fa4_folder), "--fa4 does not say where its packages are"),
@@ -240,7 +240,7 @@ def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> 
         else:
             try:
                 there[name] = make()
-            except Exception as why:  # any failure of the import
+            except Exception as why:  # an import may fail for any reason
                 absent[name] = first_line(why)
     return there, absent
 

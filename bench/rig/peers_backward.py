@@ -15,7 +15,7 @@ from rig.peers import Absent
 
 
 def through_autograd(forward):
-    """A library's gradients of a forward that torch differentiates."""
+    """Computes a library's gradients of a forward that torch differentiates."""
 
     def bind(x):
         leaves = [t.detach().requires_grad_() for t in (x.q, x.k, x.v)]
@@ -46,7 +46,7 @@ def deterministic_cudnn(x):
 
 
 def fa3_gradients(library: str, deterministic: bool):
-    """FlashAttention-3 through a C function fa3_bwd(...): dense bfloat16 of head_dim 64, 128 or 256."""
+    """Runs FlashAttention-3 through a C function fa3_bwd(...): dense bfloat16 of head_dim 64, 128 or 256."""
     run = c.CDLL(os.path.abspath(library)).fa3_bwd
     run.argtypes = [c.c_void_p] * 14 + [c.c_int] * 7 + [c.c_float, c.c_int, c.c_void_p, c.c_void_p, c.c_int, c.c_void_p]
     sms = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -95,7 +95,7 @@ def fa3(library: str, deterministic: bool):
 
 
 def found(forwards: dict, absent: dict, fa3_library: str | None) -> dict:
-    """name -> bind, for the peers with an available forward."""
+    """Returns name -> bind, for the peers with an available forward."""
     there = {}
     for name, forward in forwards.items():
         there[name] = cudnn if name == "cuDNN" else through_autograd(forward)

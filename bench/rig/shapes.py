@@ -42,7 +42,7 @@ class Cell:
     target: float = 1.0  # the project's minimum ratio to the best peer
     microseconds: bool = False  # too small for a rate: the table shows the time
     between: bool = False  # another kernel runs between calls; its time is subtracted
-    dtype: str = "bf16"  # or f16
+    dtype: str = "bf16"  # "bf16" or "f16"
     data: str = "normal"  # a key of DATA
     backward: bool = False  # gradients of q, k and v, with all kernels
 
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """The title of its part of the table."""
+        """Returns the title of its part of the table."""
         what = ("backward " if self.backward else "") + self.row + (" sustained" if self.sustained else "")
         return what + ("" if self.data == "normal" else f", {self.data}")
 
@@ -70,7 +70,7 @@ class Cell:
         return f"{self.title} {self.column}"
 
     def words(self) -> set[str]:
-        """The words that --cells matches."""
+        """Returns the words that --cells matches."""
         dims = f"d{self.head_dim}" if self.dim_v == self.head_dim else f"d{self.head_dim}/{self.dim_v}"
         words = {dims, "causal" if self.causal else "full", "sustained" if self.sustained else "burst"}
         return words | set(self.row.lower().split()) | {self.column, self.dtype}
@@ -107,7 +107,7 @@ def short(n: int) -> str:
 
 
 def documents(count: int = 54, tokens: int = 65536) -> tuple[int, ...]:
-    """Lengths of documents packed into a batch: log-normal, the longest 12.7k, the same in every run."""
+    """Returns lengths of documents packed into a batch: log-normal, the longest 12.7k, the same in every run."""
     draw = random.Random(149)
     sizes = [draw.lognormvariate(0, 1.1) for _ in range(count)]
     lengths = [int(tokens * size / sum(sizes)) for size in sizes]
@@ -121,7 +121,7 @@ def row(head_dim, head_dim_v, causal) -> str:
 
 
 def dense(head_dim, head_dim_v, causal, seqlen, sustained=False) -> Cell:
-    """A cell of the main table: heads * head_dim is 2048, batch * seqlen 16384, for long windows 32768."""
+    """Returns a shape of the main table: heads * head_dim is 2048, batch * seqlen 16384, for long windows 32768."""
     return Cell(
         row=row(head_dim, head_dim_v, causal),
         column=short(seqlen),
@@ -137,7 +137,7 @@ def dense(head_dim, head_dim_v, causal, seqlen, sustained=False) -> Cell:
 
 
 def presets() -> list[Cell]:
-    """Layers of models by name, in their training and prefill shapes."""
+    """Returns layers of models by name, in their training and prefill shapes."""
     cells = []
     for seqlen in (2048, 8192, 32768):
         cells.append(Cell("Llama 3.1", short(seqlen), seqlen, 64, 128, heads_k=8, causal=True))
@@ -154,14 +154,14 @@ def presets() -> list[Cell]:
 
 
 def untuned(head_dim, head_dim_v, causal, seqlen) -> Cell:
-    """A shape that was not used for tuning: tiles do not divide the tokens, and the number of heads is odd."""
+    """Returns a shape that was not used for tuning: tiles do not divide the tokens, and the number of heads is odd."""
     heads, batch = 2048 // head_dim_v - 3, {768: 21, 1536: 11, 3000: 5}[seqlen]
     name = f"untuned {row(head_dim, head_dim_v, causal)}"
     return Cell(name, short(seqlen), seqlen, heads, head_dim, head_dim_v, batch=batch, causal=causal)
 
 
 def grid() -> list[Cell]:
-    """All problems, a row's problems next to each other, because they may share a peer's compiled kernel."""
+    """Returns all problems; a row's problems are adjacent, because they may share a peer's compiled kernel."""
     dims, both = ((64, 64), (128, 128), (256, 256), (192, 128)), (False, True)
     sizes = (512, 1024, 4096, 16384, 32768)
     cells = [dense(*d, causal, n) for d in dims for causal in both for n in sizes]
@@ -183,12 +183,12 @@ def grid() -> list[Cell]:
 
 
 def quick() -> list[Cell]:
-    """The main table in short."""
+    """Returns the main table in short form."""
     return [dense(d, d, causal, n) for d in (64, 128, 256) for causal in (False, True) for n in (1024, 4096, 16384)]
 
 
 def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
-    """The problems that match all comma-separated words of one of the filters; all of them without filters."""
+    """Returns the problems that match all comma-separated words of one of the filters; without filters all problems."""
     asked = [set(f.lower().split(",")) for f in filters]
     known = set().union(*(c.words() for c in cells))
     for word in sorted(set().union(*asked) - known):
@@ -197,7 +197,7 @@ def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
 
 
 def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
-    """The number-th (from 1) of count parts with about equal durations."""
+    """Returns the number-th (from 1) of count parts with about equal durations."""
     weights = [SUSTAINED if c.sustained else 1 for c in cells]
     total, before, taken = sum(weights), 0, []
     for cell, weight in zip(cells, weights):
@@ -208,7 +208,7 @@ def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
 
 
 class Inputs:
-    """Tensors of a problem, the same in every run: (batch, seqlen, heads, head_dim), packed (total, ...)."""
+    """Returns tensors of a problem, the same in every run: (batch, seqlen, heads, head_dim), packed (total, ...)."""
 
     def __init__(self, cell: Cell, activations: str | None = None):
         import torch
@@ -236,14 +236,14 @@ class Inputs:
         data.shape(self, activations)
 
     def sequence(self, x, n):
-        """The n-th sequence of a tensor with the layout of q, k, v or out."""
+        """Returns the n-th sequence of a tensor with the layout of q, k, v or out."""
         if self.cu_seqlens is None:
             return x[n]
         begin = sum(self.cell.lengths[:n])
         return x[begin : begin + self.cell.lengths[n]]
 
     def rows_of_lse(self, lse, n, head):
-        """The n-th sequence of a tensor of (batch, heads, seqlen) or packed (heads, total)."""
+        """Returns the n-th sequence of a tensor of (batch, heads, seqlen) or packed (heads, total)."""
         if self.cu_seqlens is None:
             return lse[n, head]
         begin = sum(self.cell.lengths[:n])

@@ -43,7 +43,7 @@ def other_build(path: str, device: str) -> Context:
 
 
 def view(t: torch.Tensor, alive: list):
-    """A pointer to the C view of a tensor; `alive` gets all that must outlive its use."""
+    """Returns a pointer to the C view of a tensor. `alive` receives all objects that must outlive its use."""
     shape, strides = (c.c_int64 * t.dim())(*t.shape), (c.c_int64 * t.dim())(*t.stride())
     code, bits = api._DTYPES[t.dtype]
     device = api._Device(CUDA if t.is_cuda else 1, t.device.index or 0)
@@ -53,7 +53,7 @@ def view(t: torch.Tensor, alive: list):
 
 
 class _Call:
-    """A pass over a problem's inputs. Results are the same tensors in every call, initially NaN."""
+    """A pass over a problem's inputs. All calls write the same result tensors, which begin as NaN."""
 
     def __init__(self, context: Context, x, which: int, tensors: dict):
         cell = x.cell
@@ -114,7 +114,7 @@ class Backward(_Call):
 
 
 def host_calls(forward: Forward):
-    """(a call of tandem_forward, a call of an empty C function), both through ctypes."""
+    """Returns (a call of tandem_forward, a call of an empty C function), both through ctypes."""
     stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
     run, arguments = forward.context.library.tandem_forward, (*forward.call, stream)
     nothing = c.CDLL(None)["abs"]  # it reads only its first argument

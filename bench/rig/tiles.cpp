@@ -69,7 +69,7 @@ void fail(const std::string& sentence) {
   std::exit(2);
 }
 
-// Every combination of the candidate values, from the n-th field of a configuration on.
+// Adds every combination of the candidate values, from the n-th field of a configuration on.
 void add_all(const Config& t, const Tried& tried, int n, std::vector<std::string>* found) {
   int at = 0;
   const char* name = nullptr;

@@ -48,7 +48,7 @@ FAR = 1 << 30  # an unbounded window
 
 
 class Layout:
-    """Data from the shared headers: offsets of ForwardParams, and all tiles that fit and have a matching name."""
+    """Returns data from the shared headers: offsets of ForwardParams, and all fitting tiles with a matching name."""
 
     def __init__(self, dims: list[tuple[int, int]], tried: dict[str, Iterable[int]], only: re.Pattern):
         arguments = [",".join(f"{d}/{v}" for d, v in dims)]
@@ -68,7 +68,7 @@ class Layout:
 
 
 def _facts(arguments: list[str]) -> str:
-    """The output of tiles.cpp."""
+    """Returns the output of tiles.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise SystemExit("a C++20 compiler is needed to read kernels/config/: install g++, or name one in CXX")
@@ -140,7 +140,7 @@ class Kernel:
         self.driver.encode_map(address, x, sizes, strides, box)
 
     def bind(self, x):
-        """A call without arguments that launches the kernel on a problem's dense inputs, with src/plan's parameters."""
+        """Returns a call that launches the kernel on a problem's dense inputs, with src/plan's parameters."""
         import torch
 
         cell, rows = x.cell, self.facts["rows"]

@@ -20,7 +20,7 @@ namespace {
 
 std::string reason() { return std::strerror(errno); }
 
-// The temporary file that a signal must remove. The flag is set when the name is complete.
+// The temporary file that a signal handler must remove. The flag is set when the name is complete.
 char unfinished[PATH_MAX];
 std::atomic<bool> has_unfinished{false};
 constexpr int fatal_signals[] = {SIGINT, SIGTERM, SIGHUP};
@@ -35,14 +35,14 @@ void install_signal_handlers() {
   for (const int number : fatal_signals) {
     struct sigaction action = {};
     ::sigaction(number, nullptr, &action);
-    if (action.sa_handler != SIG_DFL) continue;  // ignored by our parent (nohup), or already ours
+    if (action.sa_handler != SIG_DFL) continue;  // ignored by the parent (nohup), or already installed
     action.sa_handler = remove_unfinished_and_die;
     sigemptyset(&action.sa_mask);
     ::sigaction(number, &action, nullptr);
   }
 }
 
-// No signal may come between the making of a file and the note of its name.
+// Blocks signals between the creation of a file and the recording of its name.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -97,7 +97,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(pa
   has_unfinished = true;
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  ::fchmod(descriptor_, 0666 & ~mask);  // mkstemp makes files that only their owner reads
+  ::fchmod(descriptor_, 0666 & ~mask);  // mkstemp creates files that only their owner can read
 }
 
 AtomicFile::~AtomicFile() {
@@ -133,7 +133,7 @@ void AtomicFile::commit() {
 void check_output_file(const std::string& flag, const std::string& path) {
   if (path.empty()) return;
   if (std::filesystem::is_directory(path)) throw InputError(flag + " (" + path + ") must be a file: it is a folder");
-  AtomicFile file(path);  // its temporary file disappears with it
+  AtomicFile file(path);  // the destructor removes its temporary file
 }
 
 void check_output_folder(const std::string& flag, const std::string& path) {

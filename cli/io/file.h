@@ -8,7 +8,7 @@
 
 namespace tandem::io {
 
-// The bytes of a regular file, mapped. Throws InputError when it cannot be opened.
+// The bytes of a regular file, mapped. Throws InputError if the file cannot be opened.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -24,7 +24,7 @@ class MappedFile {
 };
 
 // Writes to a temporary file in the target's folder; commit() renames it. Without commit() the destructor removes it,
-// and so do SIGINT, SIGTERM and SIGHUP. One at a time per process. Failures throw InputError.
+// and so do SIGINT, SIGTERM and SIGHUP. A process may have one at a time. Failures throw InputError.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -43,9 +43,9 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
-// Each throws InputError where an output of that name could not be written, and creates nothing. Commands call both
-// before their work. flag: "--out", for the sentence. An empty path is no output.
+// Each throws InputError if an output of that name could not be written, and creates no file. Commands call both before
+// their work. flag: "--out", for the sentence. An empty path is no output.
 void check_output_file(const std::string& flag, const std::string& path);
-void check_output_folder(const std::string& flag, const std::string& path);  // it need not exist yet
+void check_output_folder(const std::string& flag, const std::string& path);  // the folder need not exist yet
 
 }  // namespace tandem::io

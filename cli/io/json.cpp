@@ -38,7 +38,7 @@ class Adapter : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(uint64_t value) override { return events_.number_unsigned(value); }
   bool number_float(double value, const std::string& text) override { return events_.number_float(value, text); }
   bool string(std::string& text) override { return events_.string(text); }
-  bool binary(binary_t&) override { return false; }  // JSON text holds none
+  bool binary(binary_t&) override { return false; }  // JSON text has no binary values
   bool start_object(size_t) override { return events_.start_object(); }
   bool key(std::string& name) override { return events_.key(name); }
   bool end_object() override { return events_.end_object(); }

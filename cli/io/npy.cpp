@@ -21,7 +21,7 @@ constexpr Descr descrs[] = {
     {"<i8", Element::i64},     {"<f8", Element::f64},
 };
 
-// Reads the dictionary literal: the three keys, each once, in any order, and nothing else.
+// Reads the dictionary literal: exactly the three keys, each once, in any order.
 class HeaderReader {
  public:
   HeaderReader(std::string_view text, const std::string& file) : text_(text), file_(file) {}

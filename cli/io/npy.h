@@ -10,11 +10,12 @@
 
 namespace tandem::io {
 
-// The one array of a file, nameless; the view points into bytes. Refuses, with an InputError, big-endian and
-// Fortran-ordered arrays, structured and other types than numbers and booleans, and sizes that do not agree.
+// Returns the single array of a file, without a name. The view points into bytes. Throws InputError for big-endian and
+// Fortran-ordered arrays, for types other than numbers and booleans, and for sizes that do not agree.
 FileTensor parse_npy(std::span<const std::byte> bytes, const std::string& file);
 
-// Version 1. Replaces path when all has been written. bf16 becomes '<V2', as ml_dtypes has numpy write it.
+// Writes version 1. Replaces path after all bytes are written. bf16 becomes '<V2', the type that numpy writes for
+// ml_dtypes.
 void write_npy(const std::string& path, const FileTensor& tensor);
 
 }  // namespace tandem::io

@@ -13,7 +13,7 @@ static_assert(std::endian::native == std::endian::little, "both formats are read
 namespace tandem::io {
 namespace {
 
-constexpr uint64_t max_header = 100'000'000;  // the limit of the format's own library
+constexpr uint64_t max_header = 100'000'000;  // limit of the format's reference library
 
 std::optional<Element> element_of(std::string_view name) {
   for (const Element element : {Element::boolean, Element::u8, Element::i8, Element::f8_e4m3, Element::f8_e5m2,
@@ -31,7 +31,7 @@ struct TensorEntry {
   std::optional<std::vector<int64_t>> offsets;
 };
 
-// Follows the parser's events through the three levels a header may have, so that nothing else is ever stored.
+// Follows the parser's events through the three levels of a header, so that other values are never stored.
 class HeaderReader : public JsonEvents {
  public:
   explicit HeaderReader(const std::string& file) : file_(file) {}
@@ -163,7 +163,7 @@ FileTensor tensor_of(const TensorEntry& entry, std::span<const std::byte> data, 
   return {entry.name, *element, *entry.shape, data.subspan(static_cast<size_t>(begin), static_cast<size_t>(*bytes))};
 }
 
-// Every byte of data must belong to exactly one tensor: anything else hides content or shares it.
+// Every byte of data must belong to exactly one tensor, because other files hide content or share it.
 void check_coverage(const Safetensors& result, std::span<const std::byte> data, const std::string& file) {
   size_t covered = 0;
   for (const FileTensor& tensor : result.tensors) {
@@ -232,7 +232,7 @@ void write_safetensors(const std::string& path, std::span<const FileTensor> tens
     offset = end;
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the tensors are aligned in a mapped file
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the tensors in a mapped file
   const uint64_t length = text.size();
 
   AtomicFile out(path);

@@ -16,14 +16,14 @@ struct Safetensors {
   std::vector<FileTensor> tensors;  // ordered by address; they point into the parsed bytes
   std::map<std::string, std::string> metadata;
 
-  const FileTensor* find(std::string_view name) const;  // nullptr when absent
+  const FileTensor* find(std::string_view name) const;  // nullptr if absent
 };
 
-// Refuses, with an InputError, whatever the format's rules refuse: every byte after the header belongs to exactly one
-// tensor, names are unique, sizes agree. file is for messages.
+// Throws InputError unless the format's rules hold: every byte after the header belongs to exactly one tensor, names
+// are unique, sizes agree. file: its name in messages.
 Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::string& file);
 
-// Replaces path when all has been written.
+// Replaces path after all bytes are written.
 void write_safetensors(const std::string& path, std::span<const FileTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

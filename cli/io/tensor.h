@@ -1,4 +1,4 @@
-// Common parts of the file formats: a named tensor in memory, and the exception for refused input.
+// Common code of the file formats: a named tensor in memory, and the exception for refused input.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace tandem::io {
 
-// Element types of both formats. raw16 is .npy's "<V2": two bytes without meaning, which is how numpy stores bfloat16.
+// Element types of both formats. raw16 is .npy's "<V2": two bytes without a meaning, which is numpy's form of bfloat16.
 enum class Element : uint8_t {
   boolean,
   u8,
@@ -33,9 +33,9 @@ enum class Element : uint8_t {
 };
 
 int64_t size_of(Element element);
-const char* name_of(Element element);  // as safetensors spells it: "F32", "BF16", ...
+const char* name_of(Element element);  // safetensors' names: "F32", "BF16", ...
 
-// One tensor in row-major order. It does not own its data, which need not be aligned.
+// One tensor in row-major order. The tensor does not own its data, which need not be aligned.
 struct FileTensor {
   std::string name;
   Element element = Element::f32;
@@ -49,12 +49,12 @@ class InputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// "text" in quotes, cut when long, with control characters escaped: safe to print whatever a file contains.
+// Returns "text" in quotes, shortened, with control characters escaped, so that any content of a file can be printed.
 std::string in_quotes(std::string_view text);
 
 std::string shape_text(std::span<const int64_t> shape);  // "(2, 3)", "(5,)", "()"
 
-// Bytes of a tensor of that shape, or nothing when the product does not fit into 63 bits.
+// Returns the bytes of a tensor of that shape, or nothing if the product does not fit into 63 bits.
 std::optional<int64_t> byte_size(std::span<const int64_t> shape, Element element);
 
 inline constexpr size_t max_dimensions = 64;  // numpy's limit, used for both formats

@@ -1,4 +1,4 @@
-// The machine's BLAS, found at run time so that nothing has to be there: OpenBLAS, MKL or BLIS, else a simple loop.
+// The machine's BLAS, found at run time so that no build needs it: OpenBLAS, MKL or BLIS, else a simple loop.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@ namespace tandem::plain {
 
 class Blas {
  public:
-  // The first of the three that can be loaded. TANDEM_BLAS, when set, names a shared library to try alone.
+  // Returns the first of the three that can be loaded. TANDEM_BLAS, if set, names a shared library and is the only
+  // candidate.
   static const Blas& best();
 
   const std::string& name() const { return name_; }  // "OpenBLAS (libopenblas.so.0)" or "none: a simple loop"
@@ -18,7 +19,7 @@ class Blas {
   void sgemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
              int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) const;
 
-  // How many threads one product may use.
+  // Sets the number of threads that one product may use.
   void set_threads(int threads) const;
 
  private:

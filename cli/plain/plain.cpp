@@ -16,7 +16,7 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_kept_bytes = int64_t{1} << 30;
 
-// Inputs of every step. With enough heads they run in parallel, each product on one thread. Otherwise they run one
+// The inputs of every step. With enough heads these run in parallel, each product on one thread. Otherwise they run one
 // after another, with all threads inside a product and over the rows of a softmax.
 struct Setting {
   const Problem& p;
@@ -62,7 +62,7 @@ void load_matrix(const View& view, const MatrixPlace& at, int64_t rows, int64_t 
     load_row(view.dtype, view.at(at.batch, at.row + i, at.head), columns, to + i * columns);
 }
 
-// Rows of the tensor beyond the used ones become zero.
+// Stores a matrix. Rows of the tensor beyond the used ones become zero.
 void store_matrix(const View& view, const MatrixPlace& at, int64_t used, int64_t rows, int64_t columns,
                   const float* from) {
   const auto [b, row, h] = at;
@@ -71,7 +71,7 @@ void store_matrix(const View& view, const MatrixPlace& at, int64_t used, int64_t
     std::memset(view.at(b, row + i, h), 0, static_cast<size_t>(columns * size_of(view.dtype)));
 }
 
-// Changes each number at random by at most that many roundings of float32. Without noise nothing changes.
+// Changes each number at random by at most that number of float32 roundings. Without noise no number changes.
 void disturb(const Setting& c, uint32_t place, int64_t operations, float* row, int64_t n) {
   if (c.noise == 0) return;
   const float most = 0x1p-24f * std::sqrt(static_cast<float>(operations));
@@ -120,7 +120,7 @@ float sum_of_rounded(DType type, float* row, int64_t n) {
   return sum;
 }
 
-// The visible scores of one row to probabilities; returns its lse.
+// Converts the visible scores of one row to probabilities; returns the row's lse.
 float softmax_row(const Setting& c, int64_t h, int64_t row, int64_t count, float* visible) {
   const float sink = c.p.sink ? static_cast<float>(load(c.p.sink.dtype, c.p.sink.at(0, h))) : -infinity;
   const float most = std::max(row_max(visible, count), sink);
@@ -144,7 +144,7 @@ float softmax_row(const Setting& c, int64_t h, int64_t row, int64_t count, float
   return lse;
 }
 
-// out[j] = p[j], dropped or scaled. The same array may be given twice.
+// Computes out[j] = p[j], dropped or scaled. Both may be the same array.
 void drop_row(const Problem& p, int64_t sequence_head, int64_t i, int64_t n, const float* from, float* to) {
   const uint32_t threshold = dropout_threshold(p.dropout.p);
   const auto keep_scale = static_cast<float>(1 / (1 - p.dropout.p));
@@ -156,7 +156,8 @@ void drop_row(const Problem& p, int64_t sequence_head, int64_t i, int64_t n, con
   }
 }
 
-// The scores of one head, q_len x k_len, each row turned into probabilities by finish(i, visible scores, their number).
+// Computes the scores of one head, q_len x k_len. finish(i, visible scores, their number) converts each row to
+// probabilities.
 template <class Finish>
 void probabilities(const Setting& c, const Sequence& s, int64_t h, float* matrix, float* slopes, const Finish& finish) {
   const Problem& p = c.p;
@@ -195,7 +196,7 @@ void forward_head(const Setting& c, int64_t b, int64_t h, float* kept) {
     store(p.lse.dtype, p.lse.at(s.batch_index, s.q_begin + i, h), i < s.q_len ? lse.data()[i] : -infinity);
 }
 
-// Sums that several heads add to.
+// Sums to which several heads add.
 struct Shared {
   std::mutex mutex;
   std::vector<float> bias, sink;
@@ -211,7 +212,7 @@ void add_bias_gradient(const Problem& p, const Sequence& s, int64_t h, const flo
   }
 }
 
-// dS of one row, in place of dP. delta: dout . out - dlse of the row.
+// Replaces dP of one row by dS. delta: dout . out - dlse of the row.
 void score_gradient_row(const Setting& c, const RowOfHead& at, int64_t n, const float* p, float delta,
                         float* gradient) {
   const auto [sequence_head, i] = at;
@@ -220,7 +221,7 @@ void score_gradient_row(const Setting& c, const RowOfHead& at, int64_t n, const 
   for (int64_t j = 0; j < n; ++j) gradient[j] = p[j] == 0 ? 0 : p[j] * (gradient[j] - delta);
 }
 
-// dout . out - dlse for every row.
+// Computes dout . out - dlse for every row.
 void deltas(const Setting& c, const Sequence& s, int64_t h, const float* dout, float* delta) {
   const Problem& p = c.p;
   const int64_t d_v = p.head_dim_v;
@@ -233,7 +234,7 @@ void deltas(const Setting& c, const Sequence& s, int64_t h, const float* dout, f
   }
 }
 
-// The sink's probability times -delta, over all rows.
+// Returns the sink's probability times -delta, summed over all rows.
 float sink_gradient(const Setting& c, const Sequence& s, int64_t h, const float* lse, const float* delta) {
   const auto sink = static_cast<float>(load(c.p.sink.dtype, c.p.sink.at(0, h)));
   float sum = 0;
@@ -263,7 +264,8 @@ void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const Ke
     lse.data()[i] = static_cast<float>(load(p.lse.dtype, p.lse.at(s.batch_index, s.q_begin + i, h)));
   if (!kept) {
     probabilities(c, s, h, matrix, capped ? slopes.data() : nullptr, [&](int64_t i, float* row, int64_t count) {
-      // Normalised by their own sum, because a rounded lse would add an error that standard attention does not make.
+      // Probabilities are normalised by their sum, because a rounded lse would add an error that standard attention
+      // does not have.
       softmax_row(c, h, i, count, row);
       round_row(c.round_to, row, count);
     });
@@ -311,7 +313,7 @@ void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const Ke
   }
 }
 
-// One key head: its query heads one after the other, their sums in float32.
+// Computes one key head: its query heads one after the other, with sums in float32.
 void backward_group(const Setting& c, int64_t b, int64_t h_k, const std::function<float*(int64_t h)>& kept,
                     Shared& shared) {
   const Problem& p = c.p;

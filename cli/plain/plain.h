@@ -1,5 +1,5 @@
-// Standard attention, without a fused engine: two matrix products by the machine's BLAS and a softmax between them. The
-// whole score matrix is in memory, and arithmetic is float32. Tandem's error and speed are compared with it.
+// Standard attention without a fused kernel: two matrix products by the machine's BLAS and a softmax between them. The
+// whole score matrix is in memory, and arithmetic is float32. The command compares Tandem's error and speed with it.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,11 @@
 namespace tandem::plain {
 
 enum class Rounding {
-  // The faster way. 16-bit inputs are widened once and results narrowed once. Small probabilities stay in memory for
-  // the
-  // backward, as on an autograd tape.
+  // The faster variant. 16-bit inputs are widened once and results are narrowed once. Probabilities are kept in memory
+  // for the backward, as on an autograd tape.
   none,
-  // In the input precision, for the error bound of an engine. The probabilities and the gradient of the scores are
-  // rounded to the input type before they enter a product. The backward starts from out and lse.
+  // The variant in the input precision, for the error bound of an engine. The probabilities and the gradient of the
+  // scores are rounded to the input type before they enter a product. The backward reads out and lse.
   intermediates
 };
 
@@ -39,7 +38,7 @@ class Scratch {
     int64_t capacity_;
     std::unique_ptr<float[]> memory_;
   };
-  int64_t bytes() const { return bytes_; }  // all that was ever needed at once
+  int64_t bytes() const { return bytes_; }  // maximum size of any call
 
  private:
   std::mutex mutex_;
@@ -54,12 +53,13 @@ class Plain {
   Plain(cpu::Threads& threads, const Blas& blas, Rounding rounding, uint32_t noise = 0)
       : threads_(threads), blas_(blas), rounding_(rounding), noise_(noise) {}
 
-  // problem.out and lse.
+  // Writes problem.out and lse.
   void forward(const Problem& problem);
-  // The present gradients of the last problem of forward(); reads its out and lse. Page tables are not supported.
+  // Computes the present gradients of the last problem of forward(), from its out and lse. Page tables are not
+  // supported.
   void backward(const Problem& problem);
 
-  // Memory beyond inputs and outputs.
+  // Returns the memory in addition to inputs and outputs.
   int64_t scratch_bytes() const { return scratch_.bytes() + static_cast<int64_t>(kept_.size() * sizeof(float)); }
 
  private:

@@ -8,7 +8,7 @@
 namespace tandem::plain {
 namespace {
 
-// Sixteen lanes, which the compiler maps to whatever registers the target of the enclosing function has.
+// Sixteen lanes. The compiler maps them to the registers of the enclosing function's target.
 using Lanes = float __attribute__((vector_size(64)));
 using Bits = int32_t __attribute__((vector_size(64)));
 constexpr int64_t lanes = 16;
@@ -42,9 +42,9 @@ constexpr int64_t lanes = 16;
   return sum;
 }
 
-// exp(x) = 2^n exp(x - n ln 2), the latter by its series up to the sixth power: within 2 units in the last place.
+// exp(x) = 2^n exp(x - n ln 2). The second factor is a series up to the sixth power, within 2 units in the last place.
 [[gnu::always_inline]] inline float exp_body(float* row, int64_t n, float shift) {
-  constexpr float magic = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+  constexpr float magic = 0x1.8p23f;  // its addition rounds to an integer in the low bits
   Lanes sums{};
   for (int64_t j = 0; j < n; j += lanes) {
     Lanes x = Lanes{} - std::numeric_limits<float>::infinity();
@@ -106,7 +106,7 @@ F choose(F baseline, F avx2, F avx512) {
 
 float widen_bf16(uint16_t half) { return std::bit_cast<float>(uint32_t{half} << 16); }
 
-// Exponent and fraction moved into place and scaled by 2^112, which normalises subnormals too.
+// Moves exponent and fraction into place and scales by 2^112, which also normalises subnormals.
 float widen_f16(uint16_t half) {
   const uint32_t magnitude = uint32_t{half & 0x7fffu} << 13;
   const uint32_t bits = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
@@ -125,7 +125,7 @@ float round_f16(float x) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1)) & 0xffffe000u;
   const float absolute = std::bit_cast<float>(magnitude);
-  const auto subnormal = std::bit_cast<uint32_t>((absolute + 0.75f) - 0.75f);  // 0.75's last place is 2^-24
+  const auto subnormal = std::bit_cast<uint32_t>((absolute + 0.75f) - 0.75f);  // the last place of 0.75 is 2^-24
   uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
   result = result >= 0x47800000u ? 0x7f800000u : result;  // 2^16
   result = magnitude > 0x7f800000u ? 0x7fc00000u : result;

@@ -13,7 +13,7 @@ using Anchor = Canvas::Anchor;
 constexpr double margin = 24, axis_room = 58, plot_height = 170, panel_gap = 26, row_height = plot_height + 84;
 constexpr double bar_width = 20, bar_gap = 2, group_gap = 18;
 
-// A step of 1, 2 or 5 times a power of ten, so that about four lines span the range.
+// Returns a step of 1, 2 or 5 times a power of ten, so that about four lines span the range.
 double tick_step(double most) {
   const double rough = most / 4, power = std::pow(10, std::floor(std::log10(rough)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -81,7 +81,7 @@ void draw_panel(Canvas& canvas, const Bars& bars, const Bars::BarPanel& panel, c
       const double value = panel.values[s][c];
       if (value <= 0) continue;
       const double bar_x = x + static_cast<double>(s) * (bar_width + bar_gap);
-      if (bars.series[s].pale)  // no lines shine through
+      if (bars.series[s].pale)  // hides the lines below a pale bar
         canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value), {"paper", 1, 2});
       canvas.rectangle(bar_x, base - height_of(value), bar_width, height_of(value),
                        {bars.series[s].color, bars.series[s].pale ? 0.35 : 1, 2,

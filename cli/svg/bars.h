@@ -1,4 +1,4 @@
-// Small bar charts side by side on one scale: a panel for each kind of problem, a group of bars for each size.
+// Small bar charts in a row on one scale: a panel for each kind of problem, a group of bars for each size.
 #pragma once
 
 #include <string>

@@ -18,7 +18,7 @@ std::string px(double value) {
 
 std::string attribute(const char* name, double value) { return std::string(" ") + name + "=\"" + px(value) + "\""; }
 
-// Bytes of the UTF-8 sequence at the front of text, or 0 when it is none.
+// Returns the bytes of the UTF-8 sequence at the front of text, or 0 if it is invalid.
 size_t utf8_length(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   const size_t length = lead < 0x80                   ? 1
@@ -74,7 +74,7 @@ std::string escape(std::string_view text) {
 double text_width(std::string_view text, double size) {
   double width = 0;
   for (const char c : text) {
-    if ((c & 0xc0) == 0x80) continue;  // the rest of a character that was counted
+    if ((c & 0xc0) == 0x80) continue;  // a continuation byte of a counted character
     const auto byte = static_cast<unsigned char>(c);
     width += byte >= 0xe0                                                           ? 1.0
              : std::string_view("ijl.,:;'|!()[]").find(c) != std::string_view::npos ? 0.4

@@ -10,7 +10,7 @@ namespace {
 
 using Anchor = Canvas::Anchor;
 
-constexpr double margin = 24, turn = 50;  // degrees by which column words are turned
+constexpr double margin = 24, turn = 50;  // degrees by which column words are rotated
 constexpr double legend_width = 14, legend_room = 84;
 
 double widest(const std::vector<std::string>& words, double size) {
@@ -21,7 +21,7 @@ double widest(const std::vector<std::string>& words, double size) {
 
 std::string percent(double value) { return std::to_string(static_cast<int>(std::lround(100 * value))) + " %"; }
 
-// The end of the scale: the largest weight, rounded up to something one can read.
+// Returns the end of the scale: the largest weight, rounded up to a short number.
 double scale_end(const std::vector<double>& values) {
   const double most = values.empty() ? 1 : *std::max_element(values.begin(), values.end());
   for (const double end : {0.05, 0.1, 0.2, 0.4, 0.6, 0.8}) {
@@ -32,7 +32,7 @@ double scale_end(const std::vector<double>& values) {
 
 struct Layout {
   double cell, word_size, left, top, width, height;
-  size_t word_step;  // every n-th word is written where cells are small
+  size_t word_step;  // small cells: only every n-th word is written
 };
 
 Layout layout_of(const Heatmap& map) {
@@ -46,7 +46,7 @@ Layout layout_of(const Heatmap& map) {
   at.left = margin + 26 + widest(map.rows, at.word_size) + 10;
   at.top = margin + 60 + 26 + word * std::sin(radians) + 14;
   const double grid = static_cast<double>(map.columns.size()) * at.cell;
-  const double overhang = word * std::cos(radians) - legend_room;  // the last column's word
+  const double overhang = word * std::cos(radians) - legend_room;  // overhang of the last column's word
   at.width = std::max(at.left + grid + legend_room + std::max(0.0, overhang) + margin,
                       2 * margin + std::max(text_width(map.title, 19), text_width(map.subtitle, 13)));
   at.height = at.top + std::max(static_cast<double>(map.rows.size()) * at.cell, 120.0) + margin;
@@ -66,7 +66,7 @@ void draw_words(Canvas& canvas, const Heatmap& map, const Layout& at) {
   const double grid_height = static_cast<double>(map.rows.size()) * at.cell;
   canvas.text(at.left + grid_width / 2, margin + 72, "key: the word that receives attention",
               {.size = 12, .color = "soft", .anchor = Anchor::middle});
-  canvas.text(margin + 8, at.top + grid_height / 2, "query: the word that looks",
+  canvas.text(margin + 8, at.top + grid_height / 2, "query: the word that attends",
               {.size = 12, .color = "soft", .anchor = Anchor::middle, .degrees = -90});
 }
 

@@ -1,17 +1,21 @@
-// A picture of one block: a row for each warp and unit, and an arrow to each wait from the event that ended it.
+// A picture of one block: a row for each warp and unit, and an arrow to each long wait from the event that ended it.
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "vgpu/src/trace/timeline.h"
 
 namespace tandem::svg {
 
 struct TimelineStyle {
-  double width = 1500;         // the steps, in pixels
+  double width = 1500;         // the run, in pixels
+  std::string title = {};      // GPU and problem; "": the timeline's title
   std::string where = {};      // device and schedule, for the subtitle
-  std::string unit = "steps";  // the axis; "clocks" for a model
+  std::string unit = "steps";  // unit of the axis; "clocks" for a model
+  // Begin of each iteration of a loop. A second panel enlarges the iteration in the middle.
+  std::vector<int64_t> iterations = {};
 };
 
 std::string draw(const vgpu::Timeline& timeline, const TimelineStyle& style);

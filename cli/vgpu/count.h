@@ -1,4 +1,4 @@
-// Counts instructions: of threads, as a GPU's profiler does.
+// Counts the instructions of threads, as a GPU's profiler does.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class Counter final : public vgpu::Observer {
   uint64_t of_warps() const { return sum(&Cell::warps); }
 
  private:
-  struct alignas(64) Cell {  // blocks run side by side
+  struct alignas(64) Cell {  // blocks run concurrently
     std::atomic<uint64_t> threads{0}, warps{0};
   };
   uint64_t sum(std::atomic<uint64_t> Cell::*count) const {

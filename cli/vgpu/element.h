@@ -1,4 +1,4 @@
-// Single elements of any type as numbers.
+// Reads and writes single elements of any type as numbers.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 namespace tandem::tool {
 
 double get_element(io::Element type, const std::byte* from);
-// Rounded to the type; integers wrap.
+// Rounds the value to the type; integers wrap.
 void set_element(io::Element type, std::byte* to, double value);
 
 }  // namespace tandem::tool

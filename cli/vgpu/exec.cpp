@@ -36,7 +36,7 @@ struct Exec {
   void set_environment(const std::string& summary) const;
 };
 
-// The folder of our libcuda.so.1, in the build or installed.
+// Returns the folder of Tandem's libcuda.so.1, in the build or installed.
 fs::path stand_in() {
   const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
   std::string tried;
@@ -82,7 +82,7 @@ class Temporary {
   std::string path_;
 };
 
-// The program's exit code, as a shell has it.
+// Returns the program's exit code in the form of a shell.
 int run_program(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -110,7 +110,7 @@ int Exec::run() const {
   const Temporary summary;
   set_environment(summary.path());
   const int code = run_program(command);
-  // One line for each process that used the device.
+  // The file has one line for each process that used the device.
   std::ifstream file(summary.path());
   size_t processes = 0, errors = 0;
   for (size_t launches = 0, found = 0, warnings = 0, refused = 0; file >> launches >> found >> warnings >> refused;) {
@@ -152,10 +152,11 @@ text, by NVRTC, or in a fat binary (nvcc -cudart shared -gencode arch=compute_90
 Exit code: the program's own where that is not 0; else 1 when the checker found errors, 2 when the program never reached
 the virtual GPU, 0 otherwise. 127: it cannot be run; 128 + N: it was ended by signal N.)");
   verb.option("--device", exec->device, "vgpu:h200, vgpu:h100 or vgpu:b200").show_default();
-  verb.option("--check", exec->check, "on, or off: several times as fast, and a wild address ends the program")
+  verb.option("--check", exec->check, "on, or off: several times as fast, but an invalid address ends the program")
       .one_of({"on", "off"})
       .show_default();
-  verb.option("--letter", exec->letter, "Findings that only the letter of PTX has: on, off")
+  verb.option("--letter", exec->letter,
+              "Findings that follow from the text of the PTX manual but not from hardware: on, off")
       .one_of({"on", "off"})
       .show_default();
   verb.option("--schedule", exec->schedule, "Order in which warps run and copies complete; 0: early, 1: late")

@@ -154,7 +154,7 @@ class PtxJob final : public Job {
                     std::vector<std::byte>* block) const;
   Status start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,
                std::span<std::byte> block) const;
-  // Sentences about the expected results: the correct ones, or the wrong ones.
+  // Returns sentences about the expected results: the correct ones, or the wrong ones.
   std::vector<std::string> verdicts(bool good) const;
 
   const io::MappedFile ptx_;
@@ -164,7 +164,7 @@ class PtxJob final : public Job {
   std::vector<std::vector<std::byte>> results_;
 };
 
-// Without a name in the file, the only kernel of the module.
+// Without a name in the file, selects the only kernel of the module.
 void PtxJob::choose_entry(const vgpu::ptx::Module& module) {
   std::string known;
   int entries = 0;
@@ -205,7 +205,7 @@ std::vector<std::byte> PtxJob::content_of(const LaunchBuffer& buffer) const {
   return bytes;
 }
 
-// The bytes of a value, now that the buffers have addresses.
+// Computes the bytes of a value after the buffers have addresses.
 Status PtxJob::bytes_of(const LaunchParameter& parameter, gpu::Device& device, const std::vector<DeviceBuffer>& memory,
                         std::vector<std::byte>* bytes) const {
   *bytes = parameter.bytes;
@@ -236,7 +236,7 @@ Status PtxJob::bytes_of(const LaunchParameter& parameter, gpu::Device& device, c
   return {};
 }
 
-// The place of a parameter; next counts the parameters without a given place.
+// Computes the place of a parameter. next counts the parameters without an explicit place.
 Status PtxJob::place_of(size_t n, size_t bytes, const vgpu::Program& program, size_t* next, size_t* at) const {
   const LaunchParameter& parameter = launch_.parameters[n];
   const std::string name = str_cat(launch_.path, ": parameters[", n, "] (", bytes, " bytes)");
@@ -298,11 +298,11 @@ Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gp
 struct Comparison {
   size_t count = 0, wrong = 0;
   size_t worst = 0;                                    // element with the largest error over its bound
-  double got = 0, wanted = 0, error = 0, allowed = 0;  // at the worst element
+  double got = 0, wanted = 0, error = 0, allowed = 0;  // values at the worst element
 };
 
 Comparison compare(const LaunchBuffer& buffer, std::span<const std::byte> result, const io::FileTensor& expected) {
-  // "<V2" of .npy are two bytes without a meaning: they get the type of the buffer.
+  // "<V2" of .npy are two bytes without a meaning, which get the type of the buffer.
   const io::Element type = expected.element == io::Element::raw16 ? buffer.type : expected.element;
   const auto size = static_cast<size_t>(io::size_of(buffer.type)),
              expected_size = static_cast<size_t>(io::size_of(type));

@@ -16,28 +16,28 @@ namespace tandem::tool {
 class Job {
  public:
   virtual ~Job() = default;
-  // The device, where no flag names another.
+  // The default device, if no flag names another.
   virtual std::string device() const { return "vgpu:h200"; }
-  // The kernel to draw; "": the last launched one.
+  // The kernel to draw; "": the last launched kernel.
   virtual std::string kernel() const { return ""; }
-  // One line about what runs.
+  // Describes the job in one line.
   virtual std::string description() const = 0;
-  // True where no kernel would be launched.
+  // True if no kernel would be launched.
   virtual bool is_empty() const { return false; }
   // Runs once on a new device, with the same inputs each time and uninitialised results.
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
   // Results of the last run.
   virtual std::vector<io::FileTensor> results() const = 0;
-  // Wrong results, a sentence each.
+  // One sentence for each wrong result.
   virtual std::vector<std::string> complaints() const { return {}; }
-  // Correct results, a sentence each, where an expectation is known.
+  // One sentence for each correct result with a known expectation.
   virtual std::vector<std::string> remarks() const { return {}; }
 };
 
 // An attention call. A backward needs inputs with dout; it runs a forward first, for out and lse.
 std::unique_ptr<Job> attention_job(Inputs inputs, const Attention& options, tandem_pass pass = TANDEM_FORWARD);
 
-// Throws io::InputError when the files cannot be used.
+// Throws io::InputError if the files cannot be used.
 std::unique_ptr<Job> ptx_job(const std::string& ptx, const std::string& launch);
 
 }  // namespace tandem::tool

@@ -33,14 +33,14 @@ constexpr TypeName types[] = {
     {"i64", Element::i64, gpu::TensorType::s64},     {"f64", Element::f64, gpu::TensorType::f64},
 };
 
-// Types of tensor maps only.
+// Types that only tensor maps have.
 constexpr TypeName map_types[] = {
     {"f32_ftz", Element::f32, gpu::TensorType::f32_ftz},      {"tf32", Element::f32, gpu::TensorType::tf32},
     {"tf32_ftz", Element::f32, gpu::TensorType::tf32_ftz},    {"u4_align8", Element::u8, gpu::TensorType::u4_align8},
     {"u4_align16", Element::u8, gpu::TensorType::u4_align16}, {"u6_align16", Element::u8, gpu::TensorType::u6_align16},
 };
 
-// A member's value as T, or nothing where it is of another type or does not fit into T.
+// Returns a member's value as T, or nothing if it has another type or does not fit into T.
 template <class T>
 std::optional<T> value_of(const Json& json) {
   if constexpr (std::is_same_v<T, std::string>) {
@@ -68,7 +68,7 @@ std::optional<T> value_of(const Json& json) {
   }
 }
 
-// An object of the file. Its keys are read one by one; an unread key is an error.
+// An object of the file. The object's keys are read one by one; an unread key is an error.
 class Fields {
  public:
   Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
@@ -92,10 +92,10 @@ class Fields {
   T get(const char* key, const T& otherwise) {
     return has(key) ? get<T>(key) : otherwise;
   }
-  // A whole number from 0 on; also as a string, "0xff".
+  // Reads a whole number from 0 on, also as a string, "0xff".
   uint64_t count(const char* key) { return integer(key, at(key)); }
   uint64_t count(const char* key, uint64_t otherwise) { return has(key) ? count(key) : otherwise; }
-  // value belongs to the key, or is in its list.
+  // value belongs to the key, or is in the key's list.
   uint64_t integer(const char* key, const Json& value) const {
     if (const auto number = value.integer()) return static_cast<uint64_t>(*number);
     if (const auto number = value.unsigned_integer()) return *number;
@@ -111,7 +111,7 @@ class Fields {
     }
     refuse(key, str_cat("(", value.dump(), ") must be a whole number, or one in quotes: \"0x1f\""));
   }
-  // The element of a list of names.
+  // Returns the element of a list of names.
   template <class List>
   auto choice(const char* key, const List& list) {
     const auto name = get<std::string>(key);
@@ -267,7 +267,7 @@ gpu::TensorMapSpec read_map(Fields& fields, const LaunchFile& file, LaunchParame
   return spec;
 }
 
-// One number or a list of them, of any of the types. Returns how many types it was given.
+// Reads one number or a list of numbers, in any of the types. Returns the number of types in the file.
 int read_numbers(Fields& fields, LaunchParameter* parameter) {
   int types_given = 0;
   const auto numbers = [&](const char* key, auto type, auto&& value_of) {
@@ -294,7 +294,7 @@ int read_numbers(Fields& fields, LaunchParameter* parameter) {
 LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const std::string& where) {
   Fields fields(json, where);
   LaunchParameter parameter;
-  constexpr uint64_t most = 32764;  // PTX's own limit
+  constexpr uint64_t most = 32764;  // PTX's limit
   if (fields.has("at")) parameter.at = fields.count("at");
   if (parameter.at > most) fields.refuse("at", str_cat("(", *parameter.at, ") must be at most ", most));
   int values = read_numbers(fields, &parameter);

@@ -1,5 +1,5 @@
-// Launch descriptions: which kernel of a PTX file, over which grid, with which parameters over which memory.
-// vgpu/docs/virtual-gpu.md has the format.
+// Launch descriptions: the kernel of a PTX file, its grid, its parameters and its memory. vgpu/docs/virtual-gpu.md has
+// the format.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct LaunchBuffer {
 
   std::string name;
   io::Element type = io::Element::u8;
-  std::vector<int64_t> shape;  // in elements; one dimension where only bytes are given
+  std::vector<int64_t> shape;  // in elements; one dimension if only bytes are given
   size_t bytes = 0;
   Fill fill = Fill::none;
   uint64_t seed = 1;
@@ -33,9 +33,9 @@ struct LaunchBuffer {
 struct LaunchParameter {
   std::optional<size_t> at;      // offset in the block or in its struct; absent: the next
   size_t alignment = 1;          // in bytes
-  std::vector<std::byte> bytes;  // a value; pointers and maps get it after allocation
+  std::vector<std::byte> bytes;  // a value; pointers and maps get theirs after allocation
   int buffer = -1;               // for a pointer or a tensor map
-  int64_t offset = 0;            // from the start of that buffer; may be negative for maps
+  int64_t offset = 0;            // from the start of that buffer; negative only for maps
   std::optional<gpu::TensorMapSpec> map;
   std::vector<LaunchParameter> parts;  // for a struct
 };
@@ -49,7 +49,7 @@ struct LaunchFile {
   std::vector<LaunchBuffer> buffers;
   std::vector<LaunchParameter> parameters;
 
-  std::string beside(const std::string& file) const;  // its path
+  std::string beside(const std::string& file) const;  // path of a file in the same folder
 };
 
 // Throws io::InputError with a sentence that names the field.

@@ -38,7 +38,7 @@ const char* category_of(Activity activity) {
 
 class Writer {
  public:
-  // fields: everything of an event but its process.
+  // fields: all fields of an event except its process.
   template <class... Parts>
   void event(const Parts&... fields) {
     text_ += first_ ? "" : ",\n";

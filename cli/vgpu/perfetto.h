@@ -7,7 +7,7 @@
 
 namespace tandem::tool {
 
-// JSON; a step is a microsecond.
+// Returns JSON, in which a step is a microsecond.
 std::string perfetto_json(const vgpu::Timeline& timeline);
 
 }  // namespace tandem::tool

@@ -1,4 +1,4 @@
-// The recorded actions of one block of a job's kernel, or of its whole cluster, from a separate run.
+// Records the actions of one block of a job's kernel, or of its whole cluster, in a separate run.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace tandem::tool {
 
 struct Trace {
   vgpu::Timeline timeline;  // last launch of the job's kernel()
-  int64_t blocks = 0;       // in the grid
+  int64_t blocks = 0;       // number in the grid
   int32_t cluster = 1;      // blocks per cluster
   Status status;
 };

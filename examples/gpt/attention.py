@@ -51,7 +51,7 @@ def load(name):
 
 
 def _sdpa(q, k, v, causal):
-    """torch's choice of a backend. It expects heads before the sequence: these are views, without copies."""
+    """torch's choice of a backend. torch expects heads before the sequence: these are views, without copies."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 

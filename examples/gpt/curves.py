@@ -1,5 +1,5 @@
-"""The losses as one picture for light and dark pages. It has each library's mean over its seeds, their spread as a
-band, and a table of step times.
+"""The losses as one picture for light and dark pages. The picture has each library's mean over its seeds, their spread
+as a band, and a table of step times.
 """
 
 import html

@@ -169,7 +169,8 @@ def in_process(training):
 def judge(runs, repeats):
     """For each library: means over its seeds, the equality of its two runs, and the agreement of its final losses.
 
-    It compares them with the first library's, within the spread over the seeds; None with one library or one seed.
+    The table compares the losses with the first library's, within the spread over the seeds; None with one library or
+    one seed.
     """
     names = list(dict.fromkeys(run["attention"] for run in runs))
     of = {name: [run for run in runs if run["attention"] == name] for name in names}

@@ -6,8 +6,8 @@
     python examples/python/train_characters.py --seconds 600 --text some.txt
 
 Attention, forward and backward, is `tandem.attention`; everything else is plain torch. On a GPU products use bfloat16
-(torch.autocast). The loss is in nats per character. It starts near ln(number of different characters), the loss of
-equal probabilities.
+(torch.autocast). The loss is in nats per character. The loss starts near ln(number of different characters), the loss
+of equal probabilities.
 """
 
 import argparse

@@ -76,7 +76,8 @@ typedef enum tandem_status {
 /* "0.2.0"; static storage. */
 TANDEM_API const char* tandem_version(void);
 
-/* The error message of this thread's last failed call, or "". It is valid until this thread's next failed call. */
+/* The error message of this thread's last failed call, or "". The message is valid until this thread's next failed
+ * call. */
 TANDEM_API const char* tandem_last_error(void);
 
 /* "invalid argument", "unsupported", ...; static storage. Any integer may be passed. */
@@ -84,11 +85,12 @@ TANDEM_API const char* tandem_status_name(int32_t status);
 
 /* ---- Context ---------------------------------------------------------------------------------------------------- */
 
-/* GPUs. A context of device "cuda:N" works on tensors of device {TANDEM_CUDA, N}. It uses the device's primary context,
- * which torch and other libraries share. tandem_forward enqueues its kernels on the caller's stream and returns. It
- * neither allocates nor synchronizes, so that a graph can capture it. NVRTC compiles a kernel before its first use,
- * unless the cache on disk has it; tandem_prepare does this in advance. The host reads no device memory unless validate
- * is set: kernels clamp indices on the device to the tensors. A later call may report errors of the device.
+/* GPUs. A context of device "cuda:N" works on tensors of device {TANDEM_CUDA, N}. The context uses the device's primary
+ * context, which torch and other libraries share. tandem_forward enqueues its kernels on the caller's stream and
+ * returns. The call neither allocates nor synchronizes, so that a graph can capture it. NVRTC compiles a kernel before
+ * its first use, unless the cache on disk has it; tandem_prepare does this in advance. The host reads no device memory
+ * unless validate is set: kernels clamp indices on the device to the tensors. A later call may report errors of the
+ * device.
  *
  * Virtual GPUs ("vgpu:h200", ...) run the same kernels in software and check them. Tensors are in host memory, streams
  * are ignored, and a call returns when its results are written (vgpu/docs/virtual-gpu.md).
@@ -106,8 +108,8 @@ typedef void (*tandem_parallel_for)(void* user_data, int32_t tasks, void (*body)
                                     void* body_data);
 
 typedef struct tandem_context_options {
-  /* threads: the maximum per call, 1..1024; 0 means one per available core. GPUs ignore it. parallel_for runs tasks
-   * on the caller's threads. NULL: the context starts threads, which sleep between calls. */
+  /* threads: the maximum per call, 1..1024; 0 means one per available core. GPUs ignore threads. parallel_for runs
+   * tasks on the caller's threads. NULL: the context starts threads, which sleep between calls. */
   int64_t size;
   const char* device; /* "cpu" (default), "cuda" (first GPU), "cuda:N", "vgpu:MODEL" */
   int32_t threads;
@@ -195,8 +197,8 @@ typedef struct tandem_attention_args {
   const tandem_tensor* v;
 
   /* Outputs of forward, inputs of backward. out: the shape of q with head_dim_v; T or float32. lse: natural
-   * logarithm, float32 (float64 if T is), any strides; (batch, heads_q, seqlen_q) or packed (heads_q, total_q). It
-   * includes the sink and is -inf for a row without visible keys. forward: lse is optional. backward: both are
+   * logarithm, float32 (float64 if T is), any strides; (batch, heads_q, seqlen_q) or packed (heads_q, total_q). The
+   * LSE includes the sink and is -inf for a row without visible keys. forward: lse is optional. backward: both are
    * required. */
   const tandem_tensor* out;
   const tandem_tensor* lse;
@@ -209,14 +211,14 @@ typedef struct tandem_attention_args {
   const tandem_tensor* dk;
   const tandem_tensor* dv;
 
-  /* A bias is added to the scores after softcap: (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), float32 or T. Its
+  /* A bias is added to the scores after softcap: (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), float32 or T. The
    * gradient dbias has the same shape and the bias's dtype or float32, and sums over broadcast dimensions. A boolean
    * bias is a mask: true means visible. Dense calls only. */
   const tandem_tensor* bias;
   const tandem_tensor* dbias;
 
-  /* One extra logit per query head, which enters the softmax and has no value: (heads_q), float32 or T. Its gradient
-   * dsink has its dtype or float32. If parts are merged, exactly one part has the sink: see tandem_merge. */
+  /* One extra logit per query head, which enters the softmax and has no value: (heads_q), float32 or T. The gradient
+   * dsink has sink's dtype or float32. If parts are merged, exactly one part has the sink: see tandem_merge. */
   const tandem_tensor* sink;
   const tandem_tensor* dsink;
 
@@ -270,18 +272,18 @@ typedef struct tandem_attention_args {
    * float32 results in order. 0: chosen by the problem's sizes. Not above 1 with block lists or batch_invariant. The
    * CPU and the backward do not read it. 0..1024. */
   int32_t num_splits;
-  /* No engine reads it: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
+  /* Engines ignore deterministic: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
   int32_t deterministic;
   /* Nonzero: a sequence's result depends on no other sequence of the batch. This always holds on the CPU. */
   int32_t batch_invariant;
   /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks them. */
   int32_t validate;
 
-  /* ---- From here on since 0.2 ---- */
+  /* ---- Fields since 0.2 ---- */
 
-  /* With TANDEM_EXPLICIT only, else 0 and NULL. Their sum is the diagonal's offset in keys, of either sign. Queries
-   * and keys that are parts of longer sequences use offset = first query's position - first key's position.
-   * diagonal_offsets: (batch), int32, read on the device; NULL means zeros. Sums are clamped to +-2^29. */
+  /* Both must be 0 and NULL without TANDEM_EXPLICIT. The sum of both is the diagonal's offset in keys, of either
+   * sign. Queries and keys that are parts of longer sequences use offset = first query's position - first key's
+   * position. diagonal_offsets: (batch), int32, read on the device; NULL means zeros. Sums are clamped to +-2^29. */
   int64_t diagonal_offset;
   const tandem_tensor* diagonal_offsets;
 
@@ -295,8 +297,8 @@ typedef struct tandem_attention_args {
   int32_t sm_limit;
 
   /* Changes every score: a float expression of score, batch, head, q, k, seqlen_q, seqlen_k and the names of its
-   * scalars and tensors. It is applied after softcap, ALiBi and bias, and before masks; -inf hides a key. Positions
-   * count from 0 in their sequence and do not depend on the diagonal. */
+   * scalars and tensors. The expression is applied after softcap, ALiBi and bias, and before masks; -inf hides a
+   * key. Positions count from 0 in their sequence and do not depend on the diagonal. */
   const tandem_mod* score_mod;
   /* Hides keys in addition to causal, window and boolean bias: a bool expression of the same names without score. */
   const tandem_mod* mask_mod;
@@ -318,9 +320,9 @@ typedef struct tandem_attention_args {
   int64_t mask_block_q; /* at least 1 with a block mask, else 0 */
   int64_t mask_block_k;
 
-  /* Output of forward, optional, with the shape and dtype rules of lse: the largest visible score of each query. It
-   * is read after score_mod and masks, without the sink. -inf: no visible key; NaN: a score is NaN. A GPU runs one
-   * more kernel, which computes all scores again. */
+  /* Output of forward, optional, with the shape and dtype rules of lse: the largest visible score of each query. The
+   * maximum is read after score_mod and masks, without the sink. -inf: no visible key; NaN: a score is NaN. A GPU
+   * runs one more kernel, which computes all scores again. */
   const tandem_tensor* max_scores;
 
   /* Nonzero: the lists equal the result of tandem_make_block_mask for this mask_mod, with its present scalars and
@@ -394,7 +396,7 @@ TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
 /* ---- Block masks of a mask_mod: since 0.2 ----------------------------------------------------------------------- */
 
 /* Computes the block lists of tandem_attention_args from a mask_mod, with the rules of torch's create_block_mask. A
- * block is full if all its pairs are visible and lie within the sequences. It is partial if some are visible.
+ * block is full if all its pairs are visible and lie within the sequences. A block is partial if some are visible.
  * Interval arithmetic evaluates the mask_mod for a whole block first; undecided blocks are evaluated pair by pair.
  * Memory does not grow with seqlen_q * seqlen_k. */
 typedef struct tandem_block_mask_args {
@@ -416,7 +418,8 @@ typedef struct tandem_block_mask_args {
   const tandem_tensor* kv_indices;
   const tandem_tensor* full_kv_num_blocks;
   const tandem_tensor* full_kv_indices;
-  /* The same lists for each block of keys, (batch, heads, blocks of keys[, blocks of queries]). They may be NULL. */
+  /* The same lists for each block of keys, (batch, heads, blocks of keys[, blocks of queries]). These lists may be
+   * NULL. */
   const tandem_tensor* q_num_blocks;
   const tandem_tensor* q_indices;
   const tandem_tensor* full_q_num_blocks;

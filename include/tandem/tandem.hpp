@@ -58,7 +58,7 @@ inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, int64{TANDEM_INT, 64, 1}
 constexpr tandem_device host() { return {TANDEM_CPU, 0}; }
 constexpr tandem_device cuda(int32_t index = 0) { return {TANDEM_CUDA, index}; }
 
-// The dtype of a C++ type. Specialise it for a 16-bit type of your own:
+// The dtype of a C++ type. Specialise it for your own 16-bit type:
 //   template <> inline constexpr tandem_dtype tandem::dtype_of<my::bf16> = tandem::bfloat16;
 template <class T>
 inline constexpr tandem_dtype dtype_of{0, 0, 0};
@@ -158,7 +158,7 @@ class Tensor {
   explicit operator bool() const { return present_; }
   bool read_only() const { return read_only_; }
 
-  // The C form, or NULL if empty. It points into *this.
+  // The C form, or NULL if empty. The C form points into *this.
   const tandem_tensor* get() {
     if (!present_) return nullptr;
     tensor_.shape = shape_.data();
@@ -220,8 +220,8 @@ class Context {
 
 // ---- Workspace ------------------------------------------------------------------------------------------------------
 
-// Scratch memory for calls. It grows on demand and is kept between calls. Only one call may use it at once, or the
-// calls of one stream on a GPU. Move only; a moved-from Workspace is empty.
+// Scratch memory for calls. The memory grows on demand and is kept between calls. Only one call may use it at once, or
+// the calls of one stream on a GPU. Move only; a moved-from Workspace is empty.
 class Workspace {
  public:
   // Allocates bytes with malloc's alignment. Throws on failure.
@@ -347,7 +347,7 @@ struct Attention {
 
 namespace detail {
 
-// The C form of a modification. It points into the Mod that it is built from.
+// The C form of a modification. The C form points into the Mod that it is built from.
 class CMod {
  public:
   explicit CMod(Mod& mod) {

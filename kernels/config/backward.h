@@ -2,9 +2,9 @@
 #pragma once
 #include "config/forward.h"
 
-// The parameter of a forward, and the backward's own. dq is summed in float32, per m_block, in the order of the
-// threads' fragments. Boxes have 64 columns and an iteration's queries (q, dout), a CTA's keys (k, v), or 64 keys (dk,
-// dv). m_blocks counts the blocks of a head over all sequences; tiles are n_blocks of key heads.
+// The backward's parameters in addition to the forward's. dq is summed in float32 per m_block, in the fragment order of
+// the threads. TMA boxes have 64 columns. A box's rows: q and dout have an iteration's queries, k and v a CTA's keys,
+// dk and dv 64 keys.
 struct BackwardParams : ForwardParams {
   TensorMap dout, dk, dv;
 
@@ -32,8 +32,9 @@ struct BackwardParams : ForwardParams {
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;
-  // Sm90BackwardConfig::ds_gmem(): dS of one chunk (device/ds_chunk.cuh), which has all n_blocks of several query heads
-  // or several n_blocks of one. counter[1] is the chunk's number, counter[2] the number of CTAs that have read it.
+  // Sm90BackwardConfig::ds_gmem(): dS of one chunk (device/ds_chunk.cuh): all n_blocks of several query heads, or
+  // several n_blocks of one query head. counter[1] is the chunk's number, counter[2] the number of CTAs that have read
+  // it.
   void* ds;  // null: dq is not wanted
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
   int head_dim;  // the problem's
@@ -43,7 +44,8 @@ struct BackwardParams : ForwardParams {
   int dsink_is_f32;         // else the type of q
   float* dsink_of_m_block;  // [query head][m_block]
 
-  // Element types: float32, else the type of q. accumulate: gradients are added to the contents of their tensors.
+  // Nonzero: the tensor is float32; 0: it has the type of q. accumulate: gradients are added to the contents of their
+  // tensors.
   int out_is_f32, dout_is_f32, dq_is_f32, dk_is_f32, dv_is_f32, dbias_is_f32, accumulate;
   void* dout_rounded;  // dout rounded to the type of q, compact; null: not needed
 

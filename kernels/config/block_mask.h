@@ -3,8 +3,8 @@
 
 #include "config/mods.h"
 
-// For each row of query blocks the number and the indices of its key blocks. They are the caller's and unchecked.
-// Strides are in elements; 0: broadcast.
+// The number and the indices of the key blocks of each row of query blocks. The caller's lists are unchecked. Strides
+// are in elements; 0: broadcast.
 struct BlockListParams {
   const int *count, *index;  // or null
   long long count_batch, count_head, count_row;
@@ -12,9 +12,9 @@ struct BlockListParams {
   int columns;  // entries per row of indices
 };
 
-// A tile's iterations are a list in the workspace. Its header of kListHeader numbers is the length, then the number of
-// iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has n_block <<
-// kStateBits and two bits (BlockState) per unit of rows. A final 0 allows reading ahead.
+// A tile's iterations are a list in the workspace. The list's header of kListHeader numbers is the length, then the
+// number of iterations of each tile of a Blackwell CTA. One entry for each n_block, from the last to the first, has
+// n_block << kStateBits and two bits (BlockState) per unit of rows. A final 0 allows a prefetch past the end.
 constexpr int kListHeader = 4, kStateBits = 8, kStateUnits = 4, kListBlocksThreads = 128;
 
 struct BlockMaskParams {
@@ -32,9 +32,9 @@ struct BlockMaskedForwardParams : ModifiedForwardParams {
   BlockMaskParams blocks;
 };
 
-// A backward has a table: two bits (BlockState) for each list, m_block, n_block and CTA. The bits above count the
-// earlier n_blocks that add to the m_block's dq. `steps` has a list for each n_block of a key head: its length, then
-// m_block * heads_q + head of each iteration, then 0.
+// A backward has a table: two bits (BlockState) for each list, m_block, n_block and CTA. Higher bits count the earlier
+// n_blocks that add to the m_block's dq. `steps` has a list for each n_block of a key head: its length, then m_block *
+// heads_q + head of each iteration, then 0.
 struct BlockMaskedBackwardParams : ModifiedBackwardParams {
   BlockMaskParams blocks;
   int* table;

@@ -103,7 +103,7 @@ struct ForwardParams {
 };
 
 // The parameter of kernels with a bias that TMA loads: (seqlen_k, seqlen_q, heads or 1, batch or 1). Boxes have an
-// iteration's keys and 8 more, and 64 rows / T.bias_ctas. They are not swizzled.
+// iteration's keys and 8 more, and 64 rows / T.bias_ctas. The boxes are not swizzled.
 struct BiasedForwardParams : ForwardParams {
   TensorMap bias_map;
 };

@@ -3,7 +3,7 @@
 
 enum class MergeType : unsigned char { f32, bf16, f16 };
 
-// (batch, seqlen, heads[, head_dim]) with a contiguous last dimension; strides in elements.
+// Shape (batch, seqlen, heads[, head_dim]), last dimension contiguous. Strides are in elements.
 struct MergeTensor {
   void* data;
   long long batch, row, head;

@@ -7,7 +7,7 @@
 struct IntRange {
   int low, high;
 };
-// Floats: low <= high, infinities included. nan: the value may also be NaN.
+// Floats: low <= high; bounds may be infinite. nan: the value may also be NaN.
 struct FloatRange {
   float low, high;
   bool nan;

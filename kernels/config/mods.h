@@ -1,5 +1,5 @@
-// Scalars and tensors that score_mods and mask_mods read on a device, by number, and the gradients of tensors. A kernel
-// with modifications has them after all other parameters.
+// The numbered scalars and tensors that score_mods and mask_mods read on a device, and the gradients of the tensors. A
+// kernel with modifications has them after all other parameters.
 #pragma once
 
 #include "config/backward.h"
@@ -23,8 +23,8 @@ struct ModParams {
   ModNames score, mask;
 };
 
-// The gradient of an element is an exact sum of float32 numbers, so that its bits do not depend on the order. It is a
-// fixed-point number of 149 + 128 + 24 bits in kDigits digits; each digit can absorb 2^39 additions. The last word
+// The gradient of an element is an exact sum of float32 numbers, so that its bits do not depend on the order. The sum
+// is a fixed-point number of 149 + 128 + 24 bits in kDigits digits; each digit can absorb 2^39 additions. The last word
 // records added infinities and NaNs.
 constexpr int kDigitBits = 24, kDigits = 12, kCellWords = kDigits + 1, kSumsLog2 = 63 - kDigitBits;
 

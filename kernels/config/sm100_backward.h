@@ -48,7 +48,7 @@ struct Sm100BackwardConfig {
   // Keys, values, queries and dout beyond a sequence must be zeroed before they are multiplied.
   constexpr bool has_relay_warp() const { return options.varlen || two_cta; }
 
-  // Two warpgroups compute; each has half of an iteration's queries and all keys.
+  // Two warpgroups compute P and dS. Each has half of an iteration's queries and all keys.
   static constexpr int kComputing = 2;
   static constexpr int queries_of_warpgroup() { return tile_m / kComputing; }
   // Each half is two runs of 32 queries, given by their first query. In a CTA pair the runs alternate, so that the
@@ -131,7 +131,7 @@ struct Sm100BackwardConfig {
     if (two_pass()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
     return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m;
   }
-  // The column of a warpgroup's run of P or dS, which overwrites its first run.
+  // The column of P or dS of a warpgroup's run of 32 queries. P and dS overwrite the warpgroup's first run of S or dP.
   constexpr unsigned tmem_rounded(unsigned at, int warpgroup, int run) const {
     return at + run_begin(warpgroup, 0) + run * (kRun / 2);
   }
@@ -148,9 +148,9 @@ struct Sm100BackwardConfig {
   constexpr int q_box_rows() const { return tile_m / ctas(); }
   static constexpr int kTwoCtaBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
 
-  // In two passes queries and dout come in blocks of 64 columns, once for every product that reads them. As many fit as
-  // shared memory has capacity for. The dv pass leaves one block unused: barriers of the dk pass may still receive
-  // arrivals there.
+  // In two passes queries and dout are loaded in blocks of 64 columns, once for every product that reads them. Shared
+  // memory holds kTwoPassBlocks of these blocks. The dv pass leaves one block unused: barriers of the dk pass may still
+  // receive arrivals there.
   static constexpr int kTwoPassBlocks = 14;
   constexpr int ring_blocks() const {
     if (!two_pass()) return 1;
@@ -158,7 +158,7 @@ struct Sm100BackwardConfig {
     return kTwoPassBlocks - k_blocks() - (makes_dk() ? for_dk : 1);
   }
 
-  // In addition to the blocks: -lse and delta of each iteration, the current tile, barriers.
+  // Shared memory besides the blocks: -lse and delta of each iteration, the current tile, barriers.
   constexpr bool lse_delta_alone() const { return two_cta || two_pass(); }  // separate barriers
   constexpr int lse_delta_slots() const { return lse_delta_alone() ? 2 : q_stages; }
   constexpr int lse_delta_bytes() const { return lse_delta_slots() * 2 * tile_m * 4; }

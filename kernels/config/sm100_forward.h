@@ -27,12 +27,12 @@ struct Sm100ForwardConfig {
     return options.changes_products() || options.bias != Bias::none || (options.mask_mod && !options.block_mask);
   }
   static constexpr bool overlaps_launches() { return false; }
-  // See Sm90ForwardConfig.
+  // Sm90ForwardConfig explains this number.
   static constexpr int step_rows() { return kTileM; }
   constexpr int step_units() const { return q_stage() * ctas(); }
   constexpr int step_tiles() const { return q_stage(); }
-  // See Sm90ForwardConfig. It requires two tiles per CTA. In a CTA pair both CTAs can request a retry (load.cuh), but
-  // not with a block mask.
+  // Sm90ForwardConfig explains lazy_max. lazy_max requires two tiles per CTA. In a CTA pair both CTAs can request a
+  // retry (load.cuh), but not with a block mask.
   constexpr bool lazy_max() const {
     return !options.f16 && !has_score_mod() && !options.dropout && q_stage() == 2 && !clc &&
            !(two_cta && options.block_mask);
@@ -58,10 +58,10 @@ struct Sm100ForwardConfig {
     const int most = (kMaxBlockBytes - (q_stage() * k_blocks() + o_blocks()) * kTileBlockBytes) / block_bytes();
     return most < kMaxRingSlots ? most : kMaxRingSlots;
   }
-  // In addition to the blocks: row sums and shifts, work tiles, barriers.
+  // Shared memory besides the blocks: row sums and shifts, work tiles, barriers.
   static constexpr int kSmallBytes = 3072;
   static constexpr int smem_bytes() { return kMaxBlockBytes + kSmallBytes; }
-  // An iteration's products read the keys while the preceding iteration's products read the values.
+  // True if the ring has capacity for the keys of an iteration and the values of the preceding iteration.
   constexpr bool ring_fits() const { return ring_slots() >= k_blocks() + v_blocks(); }
 
   // Columns of tensor memory: two score buffers, then results. Probabilities, two per column, overwrite scores from the
@@ -73,7 +73,7 @@ struct Sm100ForwardConfig {
   constexpr unsigned tmem_o(int tile) const { return kScoreSlots * tile_n + tile * o_columns(); }
   constexpr bool tmem_fits() const { return tmem_o(q_stage()) <= kTmemColumns; }
 
-  // Keys of an iteration whose probabilities are signalled first: fewer if its softmax takes longer.
+  // The number of keys of an iteration whose probabilities are signalled first: fewer if their softmax takes longer.
   constexpr int first_part() const { return lazy_max() ? 96 : 64; }
 
   // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair it signals the

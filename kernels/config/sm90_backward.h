@@ -3,8 +3,8 @@
 #include "config/gradient_order.h"
 #include "config/score_options.h"
 
-// The kernel's only template parameter. A CTA or CTA pair keeps the tile_n() keys and values of an n_block. It iterates
-// over the m_blocks that see them, tile_m queries each.
+// The kernel's only template parameter. A CTA or CTA pair keeps the tile_n() keys and values of an n_block. The CTA
+// iterates over the m_blocks that see them, tile_m queries each.
 struct Sm90BackwardConfig {
   // The main loop: sm90/backward/mainloop_*.cuh.
   enum class Schedule {
@@ -48,7 +48,7 @@ struct Sm90BackwardConfig {
   constexpr int dk_columns() const { return shared_p() && !warpgroup_roles() ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return shared_p() && !warpgroup_roles() ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // Scores are more than scaled products and a bias that comes through shared memory.
+  // True if scores are more than scaled products and a bias that passes through shared memory.
   constexpr bool has_score_mod() const {
     return options.changes_products() || options.mask_mod || options.block_mask ||
            (options.bias != Bias::none && !stages_bias());
@@ -75,8 +75,8 @@ struct Sm90BackwardConfig {
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
-  // Bulk copies from shared memory add dq, or threads from their registers, which stall if many additions are
-  // outstanding. Threads are faster at head_dim 64, where staging takes longer than an iteration of many queries. Wide
+  // If true, bulk copies from shared memory add dq. Otherwise threads add it from registers, and stall if many
+  // additions are outstanding. Threads are faster at head_dim 64, where staging takes longer than an iteration. Wide
   // heads have no capacity for staging, and a stored dq needs none.
   constexpr bool staged() const {
     return !ds_gmem() && (warpgroup_roles() || (!shared_p() && !single_n_block && (head_dim > 64 || short_q)));
@@ -101,7 +101,7 @@ struct Sm90BackwardConfig {
     return {index * 64 + at.row, at.column};
   }
   // With roles a CTA of a pair computes 96 columns of dq by products of 64 and 32 columns. A product may not cross a
-  // block of 64. warpgroup_role_dq_column maps the c-th column. A box holds the loaded keys of the other CTA.
+  // block of 64. warpgroup_role_dq_column maps the c-th column. A TMA box holds the keys of the other CTA.
   static constexpr int kDqFirst = 64, kDqRest = 32;
   static constexpr int warpgroup_role_dq_column(int rank, int c) {
     return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
@@ -115,8 +115,8 @@ struct Sm90BackwardConfig {
     return {thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1), 8 * (n >> 1) + 2 * (thread & 3)};
   }
 
-  // Splits: dk and dv of a part of an n_block's iterations, dk first. `convert` has one CTA for each kSumFloats of a
-  // thread.
+  // m_splits: dk and dv of a part of an n_block's iterations, dk first. bwd_postprocess has one CTA for each kSumFloats
+  // of a thread.
   static constexpr int kSumFloats = 16;
   constexpr int dkv_threads() const { return warpgroup_roles() ? 128 : 128 * warpgroups; }
   constexpr int dkv_floats() const { return cta_keys() * (head_dim + head_dim_v); }
@@ -135,7 +135,7 @@ struct Sm90BackwardConfig {
   constexpr int dkv_semaphores() const { return split_q_heads ? 2 * dkv_parts() : 0; }
 
   // Buffers of dS in shared memory. Wide heads synchronize at two barriers per iteration. With a bias two buffers fit:
-  // a warpgroup overwrites one after all have computed dq from it (dq_made).
+  // a warpgroup overwrites a buffer after all warpgroups have computed dq from it (dq_made).
   constexpr int ds_stages() const {
     return warpgroup_roles() || ds_gmem() || (stages_bias() && head_dim > 64) ? 2 : shared_p() ? 1 : 3;
   }
@@ -157,8 +157,8 @@ struct Sm90BackwardConfig {
            (staged() ? 4 * dq_parts() * dq_part_floats() : 0) + warpgroups * bias_bytes() + 8 * dout_stages * tile_m +
            ctas() * 1024;
   }
-  // Kernels that compute scores again have the operands of two tiles with the same keys. They also have the sums of a
-  // bias's gradient or two numbers per score.
+  // Kernels that compute scores again have the operands of two tiles with the same keys. These kernels also have the
+  // sums of a bias's gradient or two numbers per score.
   static constexpr int kScoreStages = 2;
   constexpr int score_threads() const { return 128 * warpgroups; }
   constexpr int score_smem_bytes() const {
@@ -177,9 +177,9 @@ struct Sm90BackwardConfig {
     return kDqStages * 2 * k_box() * (head_dim + tile_m * dq_cta_m_blocks()) + 1024;
   }
   static constexpr int kMaxQSubtileDims = 320;  // registers suffice for sums and 32 queries of scores
-  // The number of column pairs whose LSE a warpgroup preloads before it issues dP, and whose delta before it waits for
-  // dP. Loads of shared memory issued after a product stall until the tensor core has accepted it. Limited by
-  // registers.
+  // The numbers of column pairs that a warpgroup preloads: LSE before it issues dP, and delta before it waits for dP.
+  // Loads of shared memory issued after a product stall until the tensor core has accepted it. Registers limit the
+  // numbers.
   constexpr int preloaded_lse() const {
     return q_subtiles()                                                                         ? 1
            : ds_gmem()                                                                          ? 2
@@ -187,7 +187,7 @@ struct Sm90BackwardConfig {
                                                                                                 : 0;
   }
   constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
-  // A warpgroup's columns are blocks of 64, or half of one.
+  // True if a warpgroup's columns are whole blocks of 64; otherwise they are half of a block.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
     if (head_dim % 64 != 0 || head_dim_v % 64 != 0 || smem_bytes() > kMaxSmemBytes) return false;

@@ -20,8 +20,8 @@ struct Sm90ForwardConfig {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // CTAs per cluster.
   constexpr int ctas() const { return bias_ctas > kv_ctas ? bias_ctas : kv_ctas; }
-  // Scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately, only for
-  // n_blocks that need it.
+  // True if scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately,
+  // only for n_blocks that need it.
   constexpr bool has_score_mod() const {
     return options.changes_products() || (options.mask_mod && !options.block_mask);
   }
@@ -32,21 +32,21 @@ struct Sm90ForwardConfig {
   constexpr int mask_bytes() const {
     return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
   }
-  // The main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
+  // True if the main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
   static constexpr bool overlaps_launches() { return true; }
-  // Block mask: the rows that share one state per n_block, and the number of such units per tile.
+  // Block mask: the number of rows that share one state per n_block, and the number of such units per tile.
   static constexpr int step_rows() { return 64; }
   constexpr int step_units() const { return warpgroups; }
   static constexpr int step_tiles() { return 1; }
   // lazy_max: iterations without a mask compute exponentials without a maximum (FragmentSoftmax::settle); an overflow
-  // repeats the tile with maxima. Not with a bias or ALiBi, which may hide first keys or grow without bound. Not with
-  // dropout, because sums include dropped probabilities and cannot be recomputed from kept ones.
+  // repeats the tile with maxima. A bias or ALiBi excludes it, because these may hide the first keys or grow without
+  // bound. Dropout excludes it, because sums include dropped probabilities and cannot be recomputed from kept ones.
   constexpr bool lazy_max() const {
     return !options.f16 && !options.scale_outside_exp2 && !options.alibi && options.bias == Bias::none &&
            !options.score_mod && (!options.mask_mod || options.block_mask) && !options.dropout;
   }
   // Exponentials per thread and iteration that are computed before the wait for the preceding iteration's PV product.
-  // None if that product is short or a softcap runs during it.
+  // The number is 0 if that product is short or a softcap runs during it.
   constexpr int exp_before_pv_wait() const {
     if (head_dim_v <= 64 || options.softcap) return 0;
     return tile_n > 64 ? tile_n / 4 : tile_n / 2;
@@ -55,7 +55,7 @@ struct Sm90ForwardConfig {
   static constexpr int blocks(int columns) { return (columns + 63) / 64; }
   constexpr int columns_k() const { return blocks(head_dim) * 64; }
   constexpr int columns_v() const { return blocks(head_dim_v) * 64; }
-  // Rows of the result in shared memory: all of a tile, or 64 rows that the warpgroups use in turn.
+  // Rows of the result in shared memory: the whole tile, or 64 rows that the warpgroups use in turn.
   constexpr int o_smem_rows() const { return bytes_with(tile_m()) <= kMaxSmemBytes ? tile_m() : 64; }
   // A float32 result is stored from registers and needs no shared memory.
   constexpr bool o_smem_shared() const { return !f32_out && o_smem_rows() < tile_m(); }

@@ -10,9 +10,8 @@ struct QueryRange {
   int begin, end;
 };
 
-// Query i sees key j if i + diagonal - left <= j <= i + diagonal + right and j < k_len. A side that the kernel is not
-// compiled for is unbounded. Sums fit an int: bounds are within +-2^30, the diagonal within +-2^29, lengths within
-// 2^28.
+// Query i sees key j if i + diagonal - left <= j <= i + diagonal + right and j < k_len. A side without its template
+// argument is unbounded. Sums fit an int: bounds are within +-2^30, the diagonal within +-2^29, lengths within 2^28.
 template <bool bounded_left, bool bounded_right>
 struct Band {
   int diagonal, left, right, q_len, k_len;

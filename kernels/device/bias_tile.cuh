@@ -1,5 +1,6 @@
-// Loads of a bias to shared memory, tile by tile, by warps that do not compute. Copies are as long as the bias's
-// strides and address allow. Elements beyond a sequence's lengths become zeros and are not read.
+// Loads of a bias to shared memory, tile by tile, by warps that do not compute. The strides and the address of the bias
+// determine the bytes per copy: 16, 4 or one element. Elements beyond a sequence's lengths become zeros and are not
+// read.
 #pragma once
 #include "config/score_options.h"
 #include "device/coords.cuh"
@@ -32,7 +33,7 @@ struct BiasLayout {
   }
 };
 
-// Rows of a tile, of which `left` are used. They are queries of one head or, with packed heads in the forward, the
+// Rows of a tile, of which `left` are used. All rows are queries of one head. In a forward with pack_gqa they are the
 // heads of each query in turn.
 template <Bias type>
 struct BiasRows {
@@ -42,7 +43,7 @@ struct BiasRows {
   TANDEM_DEVICE const char* at(const BiasLayout<type>& bias, int row) const {
     return first + (row >> pack_shift) * bias.row() + (row & ((1 << pack_shift) - 1)) * bias.head();
   }
-  // All rows are used and equally spaced.
+  // True if all rows are used and equally spaced.
   TANDEM_DEVICE bool are_whole(int rows) const { return left >= rows && pack_shift == 0; }
 };
 

@@ -1,15 +1,15 @@
 // Block masks: the n_blocks of a tile, and the state of each n_block's scores.
 //
-// list_n_blocks() computes them before the main kernel, from the caller's lists. It is the only reader of these lists,
-// because they may hold any values. The roles of the kernel iterate over a tile's list as they iterate over a range of
-// n_blocks without a block mask. A tile without visible keys has one iteration, which hides all.
+// list_n_blocks() computes them before the main kernel, from the caller's lists. list_n_blocks() is the only reader of
+// these lists, because they may hold any values. The roles of the kernel iterate over a tile's list instead of a range
+// of n_blocks. A tile without visible keys has one iteration, which hides all scores.
 #pragma once
 #include "config/block_mask.h"
 #include "device/coords.cuh"
 #include "device/mod_functions.cuh"
 #include "device/row.cuh"
 
-// The state of one unit's rows in an n_block. absent: only other units read the n_block.
+// The state of one unit's rows in an n_block. absent: only other units need the n_block.
 enum class BlockState : u32 { absent, partial, full, hidden };
 
 TANDEM_DEVICE int n_block_of(u32 step) { return static_cast<int>(step >> kStateBits); }
@@ -32,7 +32,7 @@ TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile)
 // Evaluates the mask_mod for a row's keys in a partial block.
 template <auto T>
 struct MaskMod {
-  ModPlace place;  // without the key
+  ModPlace place;  // position without the key
 
   MaskMod() = default;
   TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
@@ -95,7 +95,7 @@ TANDEM_DEVICE void mark_row(const BlockMaskParams& p, const TileCoords& tile, in
 // A block in both lists is full.
 TANDEM_DEVICE u32 without_twice(u32 states) { return states & ~(states >> 1 & 0x55); }
 
-// The tile of a list whose iterations a CTA lists.
+// The tile whose iterations a CTA lists.
 template <auto T, class Params>
 TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
   const int list = blockIdx.x / p.blocks.m_blocks, batch = list / p.blocks.heads;
@@ -182,7 +182,7 @@ TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
     }
   }
   if (thread != 0) return;
-  // Rows without visible keys get their zeros from an iteration that hides all.
+  // Rows without visible keys get zeros from an iteration that hides all scores.
   u32 step = total[0] > 0 ? steps[kListHeader] : static_cast<u32>(range.end - 1) << kStateBits;
   total[0] = max(total[0], 1);
 #pragma unroll
@@ -197,8 +197,8 @@ TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
   for (int i = 0; i <= kTiles; ++i) steps[i] = total[i];
 }
 
-// The position of one m_block of a list in the order by falling number of iterations: one CTA of kListBlocksThreads
-// threads.
+// Computes the position of an m_block in the order by number of iterations, largest first. One CTA of
+// kListBlocksThreads threads.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
   if constexpr (T.overlaps_launches()) {

@@ -9,17 +9,17 @@
 // pack_gqa + r % pack_gqa.
 struct TileCoords {
   int m_block, head;
-  int sequence, batch;   // batch: of the tensors, 0 when packed
+  int sequence, batch;   // batch: index in the tensors, 0 if packed
   int q_begin, k_begin;  // first rows of the sequence in packed tensors
-  int q_rows;            // in memory; rows from q_len on are unused
+  int q_rows;            // rows in memory; rows from q_len on are unused
   int q_len, k_len;      // the used lengths
 };
 
 TANDEM_DEVICE int log2_of(int power_of_two) { return 31 - __clz(power_of_two); }
 
-// The n-th work tile: groups of heads, in a group ordered by tile. m_blocks: of one head.
+// The n-th work tile: groups of heads, in each group ordered by tile. m_blocks: the number per head.
 struct TileIndex {
-  int m_block, head;  // head: over the batch
+  int m_block, head;  // head: index over the batch
 };
 TANDEM_DEVICE TileIndex tile_index_at(const ForwardParams& p, int n, int m_blocks, int heads) {
   const int per_group = p.l2_heads * m_blocks, group = n / per_group, rest = n - group * per_group;
@@ -72,8 +72,8 @@ TANDEM_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence) {
   return t;
 }
 
-// Key j is at distance i + diagonal - j from query i. Loaded where it is used, so that kernels without a diagonal do
-// not keep it in a register.
+// Key j is at distance i + diagonal - j from query i. The diagonal is loaded where it is used, so that kernels without
+// a diagonal do not keep it in a register.
 template <auto T>
 TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
   if (p.bottom_right) return t.k_len - t.q_len;
@@ -86,14 +86,14 @@ TANDEM_DEVICE Band<T.options.bounded_left, T.options.bounded_right> band_of(cons
   return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
 }
 
-// The n_blocks that some row of a tile sees, visited from the last to the first. Inside them is the range of n_blocks
-// that every row sees completely, which needs no mask.
+// The n_blocks that some row of a tile sees, visited from the last to the first. The n_blocks that every row sees
+// completely are a range inside; they need no mask.
 struct NBlockRange {
   int begin, end, unmasked_begin, unmasked_end;
 };
 
-// For rows [row, row + rows) of a sequence. The range is never empty: rows without visible keys get their zeros from a
-// masked n_block.
+// The range of rows [row, row + rows) of a sequence. The range is never empty: rows without visible keys get zeros from
+// a masked n_block.
 template <auto T>
 TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t, int row, int rows) {
   const int pack_shift = log2_of(p.pack_gqa);

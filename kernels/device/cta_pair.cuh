@@ -9,8 +9,8 @@ TANDEM_DEVICE int cta_rank() {
   return T.ctas() > 1 ? blockIdx.x & 1 : 0;
 }
 
-// The first CTA takes a tile and sends its number to the second. All pairs begin tiles in the order of the counter, as
-// semaphores require, in any order of clusters. take() returns the number.
+// The first CTA takes a tile and sends its number to the second. All pairs begin tiles in the order of the counter,
+// because semaphores require it; the order of clusters does not matter. take() returns the number.
 template <auto T, class Pair, class Take>
 TANDEM_DEVICE int next_cta_pair_tile(Pair& pair, u32 tile_idx, const Take& take) {
   if (cta_rank<T>() == 0) {

@@ -34,7 +34,7 @@ struct Dropout {
   }
 
   // Keys in rows: `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on, one bit per
-  // register in their order. The eight lanes at distance four share 16 keys. Each draws for one or two queries.
+  // register in their order. Eight lanes at distance four share 16 keys; each lane draws for one or two queries.
   TANDEM_DEVICE u32 by_columns(int query, u32 head, int first_key, int blocks, int lane) const {
     const int of_lane = lane >> 2;
     const u32 row = query + 2 * (lane & 3) + (of_lane & 1) + (of_lane & 2) * 8 + (of_lane & 4) * (blocks > 4 ? 8 : 2);
@@ -47,7 +47,7 @@ struct Dropout {
   }
 
   // One column per thread: lanes have neighbouring keys from a multiple of 16 on, each with 32 queries from `query` on.
-  // Sixteen lanes share a group; each draws for two queries.
+  // Sixteen lanes share a group; each lane draws for two queries.
   TANDEM_DEVICE u32 of_column(int query, u32 head, int key, int lane) const {
     const u32 row = query + (lane & 1) + (lane & 6) * 4 + (lane & 8) / 4;
     u32 words[8];
@@ -95,8 +95,8 @@ struct Dropout {
     return bits;
   }
 
-  // Exchanges between lanes at distance kLanes: the lower lane gets the even fields of kBits bits of both lanes, the
-  // upper lane the odd fields. Bit kBits of a bit's number then identifies the source lane.
+  // Exchanges bits between lanes at distance kLanes. The lower lane gets the even fields of kBits bits of both lanes,
+  // the upper lane the odd fields. Bit kBits of a bit's number then identifies the source lane.
   template <int kBits, int kLanes>
   TANDEM_DEVICE static u32 exchanged(u32 bits, int lane) {
     const u32 others = __shfl_xor_sync(~0u, bits, kLanes);

@@ -1,5 +1,5 @@
-// A dS chunk of a backward: the tiles whose dS is in global memory at once. The main kernel stores it, then
-// another kernel computes dq from it. Both are launched once per chunk.
+// A dS chunk of a backward: the tiles whose dS is in global memory at once. The main kernel stores dS, then the dq
+// kernel computes dq from it. Both kernels are launched once per chunk.
 #pragma once
 #include "device/m_block_lists.cuh"
 #include "device/sequence.cuh"
@@ -10,7 +10,7 @@ TANDEM_DEVICE constexpr bool ds_gmem() {
   return false;
 }
 
-// Query heads count over the batch. n_blocks: the number of n_blocks of a head.
+// head: an index over the batch. n_blocks: the number of n_blocks of a head.
 struct DsChunk {
   int first_head, heads, first_n_block, n_blocks;
 
@@ -32,9 +32,9 @@ TANDEM_DEVICE int first_n_block(const BackwardParams& p, const SequenceCoords& s
   return max(0, band_of<T>(p, s).visible_keys(first, last).begin) / T.tile_n();
 }
 
-// The address of the dS of an m_block and n_block. The n_blocks of an m_block are contiguous, from the first that it
-// sees or the chunk's first. Under a causal mask m_blocks see different numbers and share rows (pack_triangle): the
-// first with the last.
+// The address of the dS of an m_block and n_block. The n_blocks of an m_block are contiguous, from the first visible
+// n_block or the chunk's first. Under a causal mask m_blocks see different numbers of n_blocks, so that two m_blocks
+// share a row (pack_triangle): the first and the last.
 template <auto T>
 TANDEM_DEVICE u16* ds_at(const BackwardParams& p, const SequenceCoords& s, const DsChunk& chunk, int head, int m_block,
                          int n_block) {

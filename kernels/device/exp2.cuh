@@ -9,7 +9,7 @@ struct ScoreScale {
   float value, inverse;
 
   TANDEM_DEVICE explicit ScoreScale(float f) : value(f), inverse(__fdividef(1.0f, f)) {
-    asm volatile("" : "+f"(value), "+f"(inverse));  // keeps them in registers instead of a load per iteration
+    asm volatile("" : "+f"(value), "+f"(inverse));  // kept in registers instead of a load per iteration
   }
 };
 
@@ -32,8 +32,8 @@ struct Exponents {
     for (int n = 0; n < 4; ++n) coefficient[n] = float2_of(polynomial[n] * rest);
   }
 
-  // Emits no work, but the compiler cannot know that the sign of a sum of exponentials is 0. It therefore cannot move a
-  // use of the result before the sum is complete. (A negative sum only occurs in a tile that is repeated.)
+  // Emits no work, but the compiler cannot know that the sign of a sum of exponentials is 0. The compiler therefore
+  // cannot move a use of the result before the sum is complete. A negative sum occurs only in a tile that is repeated.
   TANDEM_DEVICE void use_after(Float2 sum) {
     float even, odd, x, y;
     split(sum, &even, &odd);
@@ -44,16 +44,16 @@ struct Exponents {
   }
 };
 
-// NaN stays NaN.
+// Maps NaN to NaN.
 TANDEM_DEVICE Float2 exp2_mufu(Float2 scores, const Exponents& e) {
   float x, y;
   split(fma(scores, e.scale, e.minus_max), &x, &y);
   return float2_of(exp2_approx(x), exp2_approx(y));
 }
 
-// 2^x = 2^floor(x) * 2^fraction (Cody and Waite): a polynomial within 8.6e-5, while bfloat16 has 3.9e-3. The fraction
-// is scale * score's; the polynomial contains the row_max's fraction. NaN becomes the largest float. x below -125 gives
-// about 2^-125; from 128 on the result is undefined, and *largest (if not null) reports the score.
+// 2^x = 2^floor(x) * 2^fraction (Cody and Waite), by a polynomial within 8.6e-5; bfloat16 has 3.9e-3. The polynomial
+// contains the fraction of row_max. NaN becomes the largest float. x below -125 gives about 2^-125. From 128 on the
+// result is undefined, and *largest (if not null) reports the score.
 TANDEM_DEVICE Float2 exp2_fma(Float2 scores, const Exponents& e, float* largest) {
   float low, high;
   split(scores, &low, &high);

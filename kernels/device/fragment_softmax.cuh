@@ -11,20 +11,20 @@ TANDEM_DEVICE constexpr int column_of(int r) { return 8 * (r >> 2) + (r & 1); }
 
 template <bool f16>
 struct FragmentSoftmax {
-  // The reference of the exponentials: row_max_of(scale times the largest score) or up to 8 less; 0 before the first
-  // visible key.
+  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
+  // first visible key.
   float row_max[2] = {0, 0};
   float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
   int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()
-  // This thread's columns: the sum of earlier iterations, the sum of the last iteration (lazy_max adds it later), and
-  // rounding. The divisor exceeds the sum by rounding, because probabilities are rounded before they are multiplied.
+  // Sums over this thread's columns: of earlier iterations, of the last iteration (lazy_max adds it later), and of
+  // rounding errors. The divisor is sum + rounding, because probabilities are rounded before they are multiplied.
   float sum[2] = {0, 0}, step_sum[2], rounding[2] = {0, 0};
   // lazy_max: an iteration's sum above this limit is examined. The limit follows the row's total sum as of the last
   // examination.
   float limit[2] = {kOutgrownSum, kOutgrownSum};
-  float alpha[2];         // factor of earlier sums, if rescale
+  float alpha[2];         // factor of earlier sums, valid if rescale
   bool rescale;           // warp-uniform
-  bool outgrown = false;  // warp-uniform: an iteration, or all
+  bool outgrown = false;  // warp-uniform: in an iteration, or in any
 
   // Before an iteration's exponentials: moves the row_max of a row that exceeds it by more than 8. The result stays
   // exact, because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
@@ -46,8 +46,8 @@ struct FragmentSoftmax {
   }
 
   // lazy_max: adds the last iteration's sum while its probabilities are multiplied. A sum near the end of float's range
-  // moves row_max by the power of two that it has grown by, without a maximum. A sum above all earlier ones may be one
-  // key with all the weight: it is summed again from rounded probabilities. wait(): until these may be read.
+  // moves row_max by the sum's exponent, without a maximum. If one key may have all the weight, the sum is computed
+  // again from rounded probabilities. wait() returns when these may be read.
   template <int n, class Wait>
   TANDEM_DEVICE void settle(const u32 (&probabilities)[n], float scale, float threshold, const Wait& wait) {
     rescale = passes_limit();
@@ -63,11 +63,12 @@ struct FragmentSoftmax {
         limit[i] = kOutgrownSum;
       }
       rescale_sum(i, from);
-      if (step[i] > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // NaN from here on
+      if (step[i] > kOverflowedSum) sum[i] = __int_as_float(0x7fffffff);  // NaN for the rest of the row
     }
     rescale_above_bits = lower_bits(rescale_above);
   }
-  // After the last iteration. If a sum is large, its products with large values may overflow too.
+  // Called after the last iteration. If a sum is large, products of its probabilities with large values may overflow
+  // too.
   template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
     float step[2];
@@ -96,7 +97,7 @@ struct FragmentSoftmax {
     }
   }
 
-  // The same for products before a softcap's polynomial is applied (device/score_mod.cuh).
+  // The same before a softcap's polynomial is applied to the products (device/score_mod.cuh).
   template <int n>
   TANDEM_DEVICE void capped_exponentials(float (&s)[n], const float (&c)[3]) {
     step_sum[0] = step_sum[1] = 0;
@@ -159,7 +160,7 @@ struct FragmentSoftmax {
 
   // True for the whole warp if any row exceeds its limit.
   TANDEM_DEVICE bool passes_limit() const { return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]); }
-  // Adds the iteration to the sums. row: its sum over the four lanes of a row.
+  // Adds the iteration to the sums. row: the iteration's sum over the four lanes of a row.
   template <int n, class Wait>
   TANDEM_DEVICE void look_at_step(const u32 (&probabilities)[n], const Wait& wait, float (&row)[2]) {
     float before[2] = {sum[0], sum[1]};

@@ -1,5 +1,5 @@
 // Stores gradients in the caller's type: float32 or the kernel's type. With accumulate the old value is added in
-// float32 and the sum is rounded once.
+// float32, and the sum is rounded once.
 #pragma once
 #include "config/backward.h"
 #include "device/pack.cuh"
@@ -15,13 +15,13 @@ TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool ac
   }
 }
 
-// True if dq may be stored 16 bytes at once.
+// True if 16 bytes of dq may be stored at once.
 TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
   const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
   return !p.dq_is_f32 && !p.accumulate && bytes % 16 == 0;
 }
 
-// Two neighbours; at is even.
+// Stores two neighbouring elements; `at` is even.
 template <auto T>
 TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, bool accumulate) {
   if (accumulate) {

@@ -16,8 +16,8 @@ TANDEM_DEVICE float softcap_derivative(float score, const BackwardParams& p) {
   return fmaxf(fmaf(-tanh, tanh, 1.0f), 0.0f);
 }
 
-// Values of a score_mod that depend only on the row. They are loaded before the scores are ready if all rows of a head
-// share them.
+// Values of a score_mod that depend only on the row. The values are loaded before the scores are ready if all rows of a
+// head share them.
 template <auto T>
 constexpr bool holds_heads() {
   if constexpr (T.options.score_mod) return rows_are_alike<T>();
@@ -42,7 +42,7 @@ struct HeadScores {
   float slope = 0;
   int diagonal = 0;
   const char* bias = nullptr;
-  ModPlace place;                       // without the query and the key
+  ModPlace place;                       // position without the query and the key
   BlockState state = BlockState::full;  // block mask, unless evaluated separately
   HeadRow<T> held;
 
@@ -58,8 +58,9 @@ struct HeadScores {
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
     if (T.options.score_mod || T.options.mask_mod) place = {s.sequence, head, 0, 0, s.q_len, s.k_len};
   }
-  // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor everything is masked, and
-  // the last bias is read again. given: the score before the score_mod. derivative: the score_mod's derivative by it.
+  // Applies ALiBi, bias and modifications to query0 + n; n is a constant. Beyond the tensor every score is masked, and
+  // the last bias is read again. mod_input: the score before the score_mod. derivative: the score_mod's derivative by
+  // mod_input.
   TANDEM_DEVICE float operator()(float x, const BackwardParams& p, int query0, int n, int key, float* derivative,
                                  float* mod_input = nullptr) const {
     const int query = query0 + n;

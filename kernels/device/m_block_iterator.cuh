@@ -12,9 +12,9 @@ struct NBlockWork {
   int diagonal = 0;     // the iterations begin here
 };
 
-// spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the
-// diagonal on. n_blocks then reach an m_block in consecutive iterations, in the order in which they add dq, so that
-// none stalls. The longest tiles come last; therefore some heads run together at the end, from the first n_block on.
+// spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the diagonal on.
+// n_blocks then reach an m_block in consecutive iterations, in the order in which they add dq, so that no n_block
+// stalls. Because the longest tiles would come last, some heads run together at the end, longest tile first.
 template <auto T>
 TANDEM_DEVICE constexpr bool spt() {
   if constexpr (requires { T.spt; }) return T.spt;
@@ -31,10 +31,10 @@ TANDEM_DEVICE int tile_query_heads(const BackwardParams& p) {
   return split_q_heads<T>() ? p.heads_q / (p.heads_k * p.m_splits) : 1;
 }
 
-// Heads whose tiles are interleaved: numbers from `first` on, one n_block of each head after the other.
+// Heads whose tiles are interleaved. The tiles of one n_block over all these heads have consecutive numbers.
 struct NBlockGroup {
   int first, first_head, heads;
-  bool falls;  // from the last n_block to the first
+  bool falls;  // order from the last n_block to the first
   int first_n_block = 0;
 };
 template <auto T>
@@ -53,9 +53,9 @@ TANDEM_DEVICE NBlockGroup n_block_group_at(const BackwardParams& p, int n, int h
   return {group * per_group, first_head, min(heads - first_head, p.l2_heads), T.options.block_mask};
 }
 
-// The iterations of a tile: the m_blocks that see it, from last to first (or spt), each with all query heads
-// that share its keys. A CTA with few m_blocks then rarely waits for its turn to add dq. With a bound on the left all
-// m_blocks of a head come before the next head, which keeps fewer dq in the L2 cache.
+// The iterations of a tile: the m_blocks that see it, from last to first (or spt), each with all query heads that share
+// its keys. A CTA with few m_blocks then rarely waits for its turn to add dq. With a left bound all m_blocks of a head
+// come before the next head, so that fewer dq occupy the L2 cache.
 template <auto T>
 struct DenseMBlocks {
   int head, m_block, left;
@@ -65,7 +65,7 @@ struct DenseMBlocks {
     if (spt<T>() && tile.diagonal) m_block = m_begin_, next_ = 1;
     int heads = p.heads_q / p.heads_k;
     head = tile.head_k * heads;
-    // Split over CTAs by heads if possible.
+    // CTAs split the iterations by heads if possible.
     const bool by_heads = is_split() && heads % p.m_splits == 0;
     if (by_heads) heads /= p.m_splits, head += tile.m_split_idx * heads;
     first_head_ = head;

@@ -1,8 +1,8 @@
 // The iterations of a backward tile with a block mask. Two kernels list them before the main kernel.
 //
-// The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask. n_blocks go from
-// last to first, each from its first m_block on. With causal and similar masks n_blocks then reach an m_block in
-// consecutive iterations (see spt). An n_block that all m_blocks see, such as the first keys, comes last and
+// The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask. n_blocks run from
+// last to first, and each iterates from its first m_block on. With causal and similar masks n_blocks then reach an
+// m_block in consecutive iterations (see spt). An n_block that all m_blocks see, such as the first keys, comes last and
 // waits for no other.
 #pragma once
 #include "device/block_mask.cuh"
@@ -29,7 +29,7 @@ TANDEM_DEVICE BlockState block_state(const BackwardParams& p, const SequenceCoor
 template <auto T>
 TANDEM_DEVICE void mark_n_blocks(const BlockMaskedBackwardParams& p) {
   constexpr int kChunk = 1024 / T.ctas() * T.ctas(), kKeys = T.tile_n() / T.ctas();
-  __shared__ u32 states[kChunk];  // per key of a CTA
+  __shared__ u32 states[kChunk];  // states per key of a CTA
   __shared__ int counts[kListBlocksThreads / 32];
   const TileCoords tile = listed_tile<T>(p);
   const int row = tile.m_block * T.tile_m, last = min(row + T.tile_m, tile.q_len) - 1;
@@ -61,7 +61,8 @@ TANDEM_DEVICE void mark_n_blocks(const BlockMaskedBackwardParams& p) {
   }
 }
 
-// From the first m_block on. All heads of an m_block come together; with a bound on the left all m_blocks of a head do.
+// Iterations begin at the first m_block. All heads of an m_block come together; with a left bound all m_blocks of a
+// head do.
 template <auto T>
 TANDEM_DEVICE void list_m_blocks(const BlockMaskedBackwardParams& p) {
   __shared__ int counts[kListBlocksThreads / 32];

@@ -1,6 +1,6 @@
-// The largest score of each query, by a separate kernel after the main one, which computes maxima only as far as its
-// exponentials need them. This kernel computes all scores again, which is one of the forward's two products. Each warp
-// works alone: it has 16 rows, keeps their queries in registers, and reads keys from global memory.
+// A separate kernel after the main kernel, which computes the largest score of each query. The main kernel computes
+// maxima only where its exponentials need them. This kernel computes all scores again: one of the forward's two
+// products. Each warp works alone: it has 16 rows, keeps their queries in registers, and reads keys from global memory.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/chunk.cuh"
@@ -15,11 +15,11 @@ TANDEM_DEVICE Chunk load_operand(const void* data, i64 row, int column, bool the
   return *reinterpret_cast<const Chunk*>(static_cast<const u16*>(data) + row + column);
 }
 
-// A warp's rows: a thread has two of them, as its fragments do.
+// A warp's rows. A thread has two of them, in the layout of its MMA fragments.
 template <auto T>
 struct MaxScoresOfWarp {
-  // Operand columns come in pieces of 32, and a thread has 8 neighbours. The inner dimension of a product may be
-  // permuted, if queries and keys use the same order.
+  // Operand columns are split into pieces of 32, and a thread has 8 neighbouring columns. The inner dimension of a
+  // product may be permuted if queries and keys use the same order.
   static constexpr int kPieces = (T.head_dim + 31) / 32;
 
   const ForwardParams& p;
@@ -50,7 +50,7 @@ struct MaxScoresOfWarp {
 
   TANDEM_DEVICE int column_of(int piece) const { return 32 * piece + 8 * (lane % 4); }
 
-  // Adds 8 keys.
+  // Adds the scores of 8 keys.
   TANDEM_DEVICE void add(int first_key, [[maybe_unused]] BlockState state) {
     const MaxScoresParams& m = p.max_scores;
     const int key = first_key + lane / 4, group = p.heads_q / p.heads_k;

@@ -6,14 +6,14 @@
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 
-// The position of an element: query q sees key k.
+// The position of a score: query q and key k.
 struct ModPlace {
   int batch, head, q, k, seqlen_q, seqlen_k;
 };
 
 // Functions printed for a kernel with modifications: the new score, its derivative by the old one, and the key's
-// visibility. They are templates, so that an absent one is not instantiated. Costly values that all scores of a row
-// share are preloaded per row, and a mask's values per key.
+// visibility. The functions are templates, so that an absent one is not instantiated. Costly values that all scores of
+// a row share are preloaded per row, and a mask's values per key.
 template <auto T>
 struct ScoreRow;
 template <auto T>
@@ -46,8 +46,8 @@ template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
 // For score_mod: captures.add<number, tensor>(derivative, mod_cell(...)) for each element. Elements are grouped by the
-// line along which a tile reads the same element again: a query, a key or a distance. tile: all of its scores read the
-// same element.
+// line along which a tile reads the same element again: a query, a key or a distance. CaptureLine::tile: all scores of
+// a tile read the same element.
 enum class CaptureLine { row, column, diagonal, tile };
 template <auto T>
 constexpr int captures_along(CaptureLine line);

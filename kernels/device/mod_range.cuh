@@ -4,15 +4,15 @@
 #include "config/mod_range.h"
 #include "device/mod_functions.cuh"
 
-// The positions of a block: a range of each.
+// The positions of a block: one range per coordinate.
 struct RangePlace {
   IntRange batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Printed in addition to mask_mod().
+// Printed in addition to mask_mod(): the range of its value.
 template <auto T>
 TANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names);
-// Printed in addition to score_captures() if derivatives are constant and indices read no memory. Returns false if a
+// Printed in addition to score_captures() if derivatives are constant and indices read no memory. Returns false if the
 // tile may read several elements of a tensor. Otherwise calls captures.add() for the one element of each tensor.
 template <auto T, class Captures>
 TANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& names, const Captures& captures);
@@ -58,7 +58,7 @@ TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {
   Range range{};
 #pragma unroll 1
   for (int i = threadIdx.x % 32, n = 0; n < count; i += 32, n += 32) {
-    int rest = i < count ? i : 0;  // repeats the first
+    int rest = i < count ? i : 0;  // further lanes repeat the first element
     i64 offset = 0;
 #pragma unroll
     for (int dim = kRank - 1; dim >= 0; --dim) {

@@ -1,4 +1,4 @@
-// The tiles of a backward in the order of their numbers, and their places in the buffers of dq.
+// The order in which a backward processes its tiles, and the places of tiles in the buffers of dq.
 #pragma once
 #include "device/m_block_iterator.cuh"
 
@@ -9,12 +9,12 @@ TANDEM_DEVICE constexpr bool single_n_block() {
   return false;
 }
 
-// The number of heads of a sequence that tiles are counted for.
+// The number of heads of a sequence in the numbering of tiles.
 template <auto T>
 TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
   return p.heads_k * (split_q_heads<T>() ? p.m_splits : 1);
 }
-// True if a head of all sequences comes before the next head, because they share a bias.
+// True if a head of all sequences comes before the next head, because sequences share a bias.
 template <auto T>
 TANDEM_DEVICE bool sequences_follow(const BackwardParams& p) {
   return T.options.bias != Bias::none && p.bias_batch == 0;
@@ -47,7 +47,7 @@ TANDEM_DEVICE NBlockWork n_block_work_at(const BackwardParams& p, int n) {
   const QueryRange visible = band_of<T>(p, s).visible_queries(first, last);
   const int begin = max(0, visible.begin), end = min(visible.end, s.q_len);
   tile.m_begin = begin / T.tile_m;
-  // No m_block if the first query that sees them is beyond the last query: such a tile is not counted.
+  // The tile has no m_block if the first query that sees its keys is beyond the last query. Such a tile is not counted.
   tile.m_end = begin < end ? (end + T.tile_m - 1) / T.tile_m : tile.m_begin;
   return tile;
 }

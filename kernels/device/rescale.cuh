@@ -1,25 +1,26 @@
-// The limits of an online softmax: when it moves the reference of its exponentials (row_max), and when that was too
-// late.
+// The limits of an online softmax. The limits define when the softmax moves the reference of its exponentials
+// (row_max), and when that was too late.
 #pragma once
 #include "ptx/warp.cuh"
 
-// A score may exceed row_max by this much, in log2 units, before the sums are rescaled (conditional rescaling,
+// A score may exceed row_max by this limit, in log2 units, before the sums are rescaled (conditional rescaling,
 // FlashAttention-4).
 constexpr float kRescaleThreshold = 8;
-// The row_max for a row with this largest score. float16 loses digits below 2^-14. With a reference that is 7 lower,
-// probabilities use its range up to 2^15, and small ones keep 7 more digits. The offset is skipped if a float of this
-// size cannot represent it. bfloat16 has float's range.
+// Returns row_max for a row with this largest score. float16 loses digits below 2^-14. A reference that is 7 lower uses
+// float16's range up to 2^15, and keeps 7 more digits of small probabilities. The offset is skipped if a float of this
+// size cannot represent it. bfloat16 has float's range and no offset.
 template <bool f16>
 TANDEM_DEVICE float row_max_of(float largest) {
   return f16 && fabsf(largest) < 0x1p20f ? largest - 7 : largest;
 }
-// lazy_max: an iteration's sum above this, and above this multiple of all earlier sums, may be one key with all the
-// weight of its row.
+// lazy_max: one key may have all the weight of its row if an iteration's sum exceeds this limit, and this multiple of
+// all earlier sums.
 constexpr float kOutgrownSum = 0x1p12f;
 // An iteration's sum above this moves row_max without a maximum. Scores with deviation 10 grow by about this much from
 // a row's first keys to its last.
 constexpr float kMovingSum = 0x1p24f;
-// Above this the earlier sums may be lost, and the tile is repeated with every maximum taken (strict).
+// If a sum exceeds this limit, the earlier sums may be lost. The tile is then repeated with every maximum computed
+// (strict).
 constexpr float kOverflowedSum = 0x1p100f;
 
 // At the end of a row: makes the sum equal to the divisor, which is the sum of rounded exponentials. Changes row_max so

@@ -5,12 +5,12 @@
 
 template <bool f16>
 struct RowSoftmax {
-  // The reference of the exponentials: row_max_of(scale times the largest score) or up to 8 less; 0 before the first
-  // visible key.
+  // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
+  // first visible key.
   float row_max = 0;
   float rescale_above = -kInfinity;  // scores above it move row_max
-  Float2 sum = float2_of(0);         // even and odd columns
-  float step_sum = 0;                // last iteration, if it took no maximum
+  Float2 sum = float2_of(0);         // sums of even and odd columns
+  float step_sum = 0;                // the last iteration's, if it computed no maximum
   float rounding = 0;                // divisor minus sum: see add_rounding()
   float alpha;                       // factor of earlier sums and results, if rescale
   bool rescale;                      // warp-uniform
@@ -38,7 +38,8 @@ struct RowSoftmax {
   // True if in some row of the warp the iteration may be one key with all the weight. The first condition compares with
   // a constant.
   TANDEM_DEVICE bool jumped() const { return __any_sync(~0u, step_sum > kOutgrownSum) && __any_sync(~0u, jumps()); }
-  // Such a key must contribute its exact value: the divisor is the sum of probabilities as rounded for the product.
+  // A key with all the weight must contribute its exact value: the divisor is then the sum of probabilities as rounded
+  // for the product.
   TANDEM_DEVICE void add_rounding(float rounded) {
     if (jumps()) rounding += rounded - step_sum;
   }
@@ -63,8 +64,8 @@ struct RowSoftmax {
     return !(total() <= kOverflowedSum);
   }  // also true for NaN: rescale_sum() may produce one
 
-  // After the last iteration. If every maximum was taken, a sum is 0 or at least 1/2, and below kOverflowedSum. Other
-  // sums stand for a NaN (exp2_fma) or for scores of -infinity only.
+  // After the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below kOverflowedSum.
+  // Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
   TANDEM_DEVICE float final_sum() {
     float all = total();
     if (rounding != 0) use_rounded_sum(&all, &row_max, rounding);
@@ -80,7 +81,7 @@ struct RowSoftmax {
     return even + odd;
   }
   TANDEM_DEVICE float total() const { return total_of(sum); }
-  // The iteration has a large multiple of all earlier sums.
+  // True if the iteration's sum is a large multiple of all earlier sums.
   TANDEM_DEVICE bool jumps() const { return step_sum > kOutgrownSum * fmaxf(total() - step_sum, 1); }
   // Rescales the sum from row_max `from` to the current row_max.
   TANDEM_DEVICE void rescale_sum(float from) {

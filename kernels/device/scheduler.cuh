@@ -18,13 +18,13 @@ TANDEM_DEVICE int running_sum(int x) {
 template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;
-  __shared__ int first[kBuckets];  // by falling length: tile counts, then next positions
+  __shared__ int first[kBuckets];  // sorted by length: tile counts, then next positions
   __shared__ int sums[32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pack_shift = log2_of(p.pack_gqa);
   const int most = (p.seqlen_k + T.tile_n - 1) / T.tile_n;
   first[threadIdx.x] = 0;
   __syncthreads();
-  // Counts the tiles of each bucket, then computes their positions.
+  // Counts the tiles of each bucket, then computes the buckets' positions.
 #pragma unroll 1
   for (int placing = 0;; ++placing) {
 #pragma unroll 1
@@ -40,7 +40,7 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
           const NBlockRange s = n_block_range<T>(p, t);
           steps = s.end - s.begin;
         }
-        const int shorter = max(0, most - steps);  // relative to the longest
+        const int shorter = max(0, most - steps);  // length relative to the longest tile
         const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
         const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
         // The list has capacity for m_blocks entries, which is enough for valid lengths.

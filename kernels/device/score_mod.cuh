@@ -1,13 +1,13 @@
-// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. They work by rows;
-// the mapping of registers to rows is the kernel's.
+// Score options applied to a product before the softmax, other than its scale: softcap, ALiBi, bias. The functions
+// process rows; the kernel maps registers to rows.
 #pragma once
 #include "config/score_options.h"
 #include "device/mod_functions.cuh"
 #include "device/row.cuh"
 #include "ptx/float2.cuh"
 
-// softcap * tanh(score / softcap) in log2 units, from products, by an odd polynomial. packed: two at a time, on
-// Blackwell.
+// softcap * tanh(score / softcap) in log2 units, from products, by an odd polynomial. packed: two products per
+// instruction (Blackwell).
 template <bool packed, int terms, int n>
 TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms]) {
   auto capped = [&](auto product, const auto& of) {
@@ -27,7 +27,7 @@ TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms
   }
 }
 
-// A bound between the largest |x| and twice that. It adds pairs, which halves the work.
+// A bound between the largest |x| and twice that value. The function adds pairs, which halves the work.
 template <int n>
 TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };
@@ -61,11 +61,11 @@ TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   }
 }
 
-// from + more; more is a constant. The exponential unit also converts integers to floats and has no time for one
-// conversion per score. One conversion of `from` therefore serves several scores.
+// Returns from + more; more is a constant. The exponential unit also converts integers to floats and has no time for
+// one conversion per score. One conversion of `from` therefore serves several scores.
 TANDEM_DEVICE float distance_of(int from, int more) { return static_cast<float>(from) + static_cast<float>(more); }
 
-// With a block mask the mask_mod is evaluated separately, in partial blocks (MaskMod).
+// With a block mask, MaskMod evaluates the mask_mod separately, in partial blocks.
 template <auto T>
 constexpr bool mask_mod_of_all() {
   return T.options.mask_mod && !T.options.block_mask;
@@ -93,8 +93,8 @@ TANDEM_DEVICE BiasValue<T> bias_value(const char* at) {
   if (T.options.bias == Bias::boolean) return *at != 0;
   return load_element<T.options.f16>(at, 0, T.options.bias == Bias::f32);
 }
-// Adds a bias to a product before the scale if there is no other option: a number times 1 / scale, or -infinity. The
-// scale is then close to 1; otherwise scores are computed differently (unscaled).
+// Adds a bias to a product before the scale if no other option applies: a number times 1 / scale, or -infinity. This
+// requires a scale close to 1; other scales use scale_outside_exp2.
 template <auto T>
 TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
   if (T.options.bias == Bias::boolean) return bias ? product : -kInfinity;
@@ -102,17 +102,17 @@ TANDEM_DEVICE float with_bias(float product, BiasValue<T> bias, float by) {
 }
 
 // Computes a row's scores in log2 units from products (with a softcap: from apply_softcap()'s results). Beyond the
-// tensor, where all is masked, it reads the last bias again, because branches per element compile slowly. natural:
-// scores are natural ones from an expression; the factor of the exponentials accounts for it.
+// tensor every score is masked, and the last bias is read again, because branches per element compile slowly. natural:
+// scores are in natural units, because an expression computed them; the factor of the exponentials converts them.
 template <auto T, bool natural = false>
 struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
   static constexpr int kBiasBytes = bytes_of(T.options.bias);
   float slope;
   int diagonal;      // column on the diagonal of the row's query
-  const char* bias;  // the row's
+  const char* bias;  // the row's bias
   i64 bias_stride;   // bytes per column
-  ModPlace place;    // without the key
+  ModPlace place;    // position without the key
   HeldRow<T> held;
 
   ScoreMod() = default;

@@ -5,7 +5,7 @@
 
 // The forward's tile coordinates of a sequence, and its keys.
 struct SequenceCoords : TileCoords {
-  int k_rows;         // in memory; keys from k_len on are unused
+  int k_rows;         // keys in memory; keys from k_len on are unused
   int first_m_block;  // among all m_blocks of a head in workspace
 };
 

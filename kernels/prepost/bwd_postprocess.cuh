@@ -1,5 +1,5 @@
 // Converts gradient sums in workspace, which are in the fragment order of the main kernel's threads, to the caller's
-// type and layout. It handles dq and, if an n_block's iterations were split, dk and dv.
+// type and layout. The kernel handles dq and, if an n_block's iterations were split, dk and dv.
 #pragma once
 #include "config/gradient_order.h"
 #include "device/gradient.cuh"
@@ -8,21 +8,21 @@
 #include "ptx/global.cuh"
 #include "ptx/warp.cuh"
 
-// The place of an m_block. block counts over all heads; nothing: it sees no key.
+// The place of an m_block. block: an index over all heads. nothing: no key is visible to the m_block.
 struct PostprocessAt {
   int head, block, m_block;
   bool nothing;
 };
 
 // Converts dq of a (query head, m_block) with the threads that computed it: a batch of pairs per thread from `begin`
-// on. nothing: the m_block sees no key.
+// on. nothing: no key is visible to the m_block.
 template <auto T>
 struct PostprocessDq {
   static constexpr int kPairs = T.postprocess_pairs(), kThreads = T.dq_part_threads();  // per part
   const BackwardParams& p;
   const SequenceCoords& s;
   const int m_block, begin;
-  const i64 base;  // first query of the head
+  const i64 base;  // offset of the head's first query
   float4 x[kPairs / 2];
 
   TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, const PostprocessAt& at,
@@ -46,7 +46,7 @@ struct PostprocessDq {
     return n % 2 == 0 ? make_float2(both.x * scale, both.y * scale) : make_float2(both.z * scale, both.w * scale);
   }
 
-  // For any type and strides.
+  // Stores pairs, for any type and strides.
   TANDEM_DEVICE void store_pairs() const {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
@@ -83,8 +83,9 @@ struct PostprocessDq {
     }
   }
 };
-// Waits until all n_blocks that see the m_block have added to its dq; returns true if none does. The main kernel may
-// still run: finished SMs convert meanwhile. (It lets this kernel begin only if semaphores count from zero.)
+// Waits until all n_blocks that see the m_block have added to its dq. Returns true if no n_block sees it. The main
+// kernel may still run: finished SMs convert meanwhile. The main kernel lets this kernel begin only if semaphores count
+// from zero.
 template <auto T>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
   const int* const semaphores = p.dq_semaphore + T.dq_semaphores() * block;
@@ -126,10 +127,10 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   if (threadIdx.x >= T.dkv_threads()) return;
   const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
   const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
-  if (n_block * T.cta_keys() >= s.k_rows) return;  // not summed
+  if (n_block * T.cta_keys() >= s.k_rows) return;  // the split's sums do not exist
   const int parts = split_q_heads<T>() ? 1 : p.m_splits;
   const int columns = of_k ? T.dk_columns() : T.dv_columns();
-  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // the thread's first
+  const int first = (of_k ? sum : sum - T.dk_sums()) * T.kSumFloats;  // index of the thread's first number
   const float* const sums = p.dkv_accum + static_cast<i64>(n) * parts * T.dkv_floats() +
                             (of_k ? 0 : T.cta_keys() * T.head_dim) + threadIdx.x / 128 * (64 * columns) + first * 128;
   const float4* from = reinterpret_cast<const float4*>(sums) + threadIdx.x % 128;
@@ -157,8 +158,8 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   }
 }
 
-// One CTA for each (query head, m_block) if dq is wanted and not stored, and for each of T.key_sums() of an n_block.
-// The first CTA waits for the main kernel, so that this kernel does not end before it.
+// One CTA for each (query head, m_block) if dq must be converted, and for each part of an n_block's dk and dv. The
+// first CTA waits for the main kernel, so that this kernel does not end before it.
 template <auto T>
 TANDEM_DEVICE void bwd_postprocess(const BackwardParams& p) {
   launch_dependents();

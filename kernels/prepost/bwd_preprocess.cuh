@@ -1,5 +1,5 @@
-// The first kernel of a backward. It computes -lse in log2 units and delta = sum(dout * out) - dlse for each query. It
-// also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
+// The first kernel of a backward. The kernel computes -lse in log2 units and delta = sum(dout * out) - dlse for each
+// query. The kernel also zeroes the main kernel's counters, sums the terms of dsink, and rounds a float32 dout.
 #pragma once
 #include "device/chunk.cuh"
 #include "device/n_block_work.cuh"
@@ -8,7 +8,7 @@
 #include "device/sequence.cuh"
 #include "ptx/warp.cuh"
 
-// Eight neighbours of a row, of float32 or the kernel's type.
+// Eight neighbouring elements of a row, of float32 or the kernel's type.
 struct Eight {
   float x[8];
 };
@@ -44,9 +44,9 @@ TANDEM_DEVICE float dot(const Eight& a, const Eight& b) {
 // that their probabilities are 0.
 template <auto T>
 TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
-  constexpr int kChunks = T.head_dim_v / 8;                           // per row
+  constexpr int kChunks = T.head_dim_v / 8;                           // chunks per row
   constexpr int kLanes = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // lanes per row
-  constexpr int kRows = T.kPreprocessThreads / kLanes;                // rows at once
+  constexpr int kRows = T.kPreprocessThreads / kLanes;                // rows that the CTA processes at once
   launch_dependents();
   grid_dependency_wait();
   const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
@@ -96,7 +96,7 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
     for (int first = begin; first < begin + T.preprocess_queries(); first += kRows) make(first + threadIdx.x / kLanes);
   }
   if (!p.dsink) return;
-  // Sums the sink's probability times its derivative, -delta, over the rows: one warp, in a fixed order.
+  // Sums sink probability * -delta, the sink's derivative, over the rows. One warp computes it in a fixed order.
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const float sink = kLog2e * load_element<T.options.f16>(p.sink, head * p.sink_head, p.sink_is_f32);

@@ -1,8 +1,8 @@
 // Merges parts of an attention: lse = log(sum exp(part_lse)), out = sum exp(part_lse - lse) part_out.
 //
 // A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
-// part. Results may be a part's own tensors. A lane only overwrites elements that no other lane reads, and the lse
-// after all lanes have read it.
+// part. A result may be a part's tensor. A lane overwrites only elements that no other lane reads; it overwrites the
+// lse after all lanes have read it.
 #pragma once
 #include "config/merge.h"
 #include "device/chunk.cuh"
@@ -70,7 +70,7 @@ TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, 
   }
 }
 
-// The largest lse of a row, or NaN if one of them is NaN or +infinity.
+// Returns the largest lse of a row, or NaN if a part's lse is NaN or +infinity.
 TANDEM_DEVICE float largest_lse(const MergeParams& p, const MergeRow& row) {
   float largest = -kInfinity;
   bool defined = true;
@@ -95,7 +95,7 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
     const bool has_row = own < rows;
     const MergeRow row(p, own);
     const float largest = has_row ? largest_lse(p, row) : -kInfinity;
-    const bool sees = !(largest == -kInfinity);  // true for NaN
+    const bool sees = !(largest == -kInfinity);  // also true for NaN
     float sum = 0;
 #pragma unroll 1
     for (int n = 0; sees && n < p.parts; ++n) sum += expf(row.lse(p.part_lse[n]) - largest);

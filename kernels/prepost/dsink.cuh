@@ -1,4 +1,5 @@
-// dsink: sums the terms that delta() has stored for each m_block over all queries of a head, always in the same order.
+// Sums the terms of dsink that bwd_preprocess has stored for each m_block, over all queries of a head, always in the
+// same order.
 #pragma once
 #include "config/backward.h"
 #include "device/gradient.cuh"

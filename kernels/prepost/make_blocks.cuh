@@ -11,7 +11,7 @@ template <auto T>
 TANDEM_DEVICE MadeState classify_block(const MakeBlocksParams& p, int batch, int head, int i, int j) {
   const int first_q = i * p.block_q, first_k = j * p.block_k, lane = threadIdx.x % 32;
   const int rows = min(p.block_q, p.seqlen_q - first_q), keys = min(p.block_k, p.seqlen_k - first_k);
-  const bool whole = rows == p.block_q && keys == p.block_k;  // torch's rule: a block that ends early is never full
+  const bool whole = rows == p.block_q && keys == p.block_k;  // torch's rule: a partial block at the end is never full
   const IntRange seen = mask_range<T>({range_of(batch),
                                        range_of(head),
                                        {first_q, first_q + rows - 1},
@@ -51,15 +51,15 @@ TANDEM_DEVICE void classify_blocks(const MakeBlocksParams& p) {
   }
 }
 
-// A row of the lists of a head, and the states that a list has.
+// A row of the lists of a head, and the block states that a list contains.
 struct MadeRow {
   i64 batch, head, row;
 };
 struct MadeStates {
   MadeState least, most;
 };
-// Writes one row of one list: the columns whose state is in the range, then the remaining columns. state_at(column) is
-// a column's state.
+// Writes one row of one list: first the columns whose state is in the range, then the remaining columns.
+// state_at(column) returns a column's state.
 template <class StateAt>
 TANDEM_DEVICE void list_row(const MadeListParams& list, const MadeRow& at, int columns, const MadeStates& states,
                             const StateAt& state_at) {
@@ -73,7 +73,7 @@ TANDEM_DEVICE void list_row(const MadeListParams& list, const MadeRow& at, int c
   for (int first = 0; first < columns; first += kListBlocksThreads)
     listed += place_item(is_listed(first + threadIdx.x), counts).all;
   int* const index = list.index + at.batch * list.index_batch + at.head * list.index_head + at.row * list.index_row;
-  int before = 0;  // listed columns before
+  int before = 0;  // number of earlier listed columns
 #pragma unroll 1
   for (int first = 0; first < columns; first += kListBlocksThreads) {
     const int column = first + threadIdx.x;
@@ -87,7 +87,7 @@ TANDEM_DEVICE void list_row(const MadeListParams& list, const MadeRow& at, int c
     list.count[at.batch * list.count_batch + at.head * list.count_head + at.row * list.count_row] = listed;
 }
 
-// CTAs for rows of queries, followed by CTAs for rows of keys if they are wanted.
+// Each CTA handles a row of queries. Further CTAs handle rows of keys if these lists are not null.
 template <auto T>
 TANDEM_DEVICE void list_blocks(const MakeBlocksParams& p) {
   const int of_queries = p.batch * p.heads * p.blocks_q;

@@ -11,7 +11,7 @@ TANDEM_DEVICE void cluster_sync() {
 }
 
 // Arrives at the barrier at the same offset in the CTA with this rank. Orders tensor memory (with tcgen05_fence_before)
-// and TMA writes; ordinary writes only for threads of the own CTA. PTX ISA "mapa", "mbarrier.arrive".
+// and TMA writes; it orders ordinary writes only for threads of the same CTA. PTX ISA "mapa", "mbarrier.arrive".
 TANDEM_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -36,8 +36,8 @@ TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
       "r"(rank), "r"(value)
       : "memory");
 }
-// Copies bytes (a multiple of 16) from own shared memory to the CTA with this rank, and signals its barrier. One
-// thread, after the writers' fence_proxy_async. PTX ISA "cp.async.bulk".
+// Copies bytes (a multiple of 16) from this CTA's shared memory to the CTA with this rank, and signals its barrier. One
+// thread calls it after the writers' fence_proxy_async. PTX ISA "cp.async.bulk".
 TANDEM_DEVICE void bulk_send(void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 counts, %3, %4;\n"
@@ -58,9 +58,9 @@ TANDEM_DEVICE void mbarrier_wait_cluster(u64* barrier, u32 parity) {
       : "memory");
 }
 
-// Cluster launch control: requests the blocks of a cluster that has not begun. One thread of one CTA. The 16-byte
-// answer arrives in every CTA (ctas > 1). Not allowed after a negative answer. PTX ISA
-// "clusterlaunchcontrol.try_cancel".
+// Cluster launch control: requests the blocks of a cluster that has not begun. One thread of one CTA calls it. The
+// 16-byte response is written in every CTA (ctas > 1). After a response without blocks a further request is undefined.
+// PTX ISA "clusterlaunchcontrol.try_cancel".
 template <int ctas>
 TANDEM_DEVICE void clc_try_cancel(void* answer, u64* barrier) {
   if constexpr (ctas > 1) {
@@ -77,7 +77,7 @@ TANDEM_DEVICE void clc_try_cancel(void* answer, u64* barrier) {
         : "memory");
   }
 }
-// The x index of the first block of the answer, or -1. PTX ISA "clusterlaunchcontrol.query_cancel".
+// Returns the x index of the first block of the response, or -1. PTX ISA "clusterlaunchcontrol.query_cancel".
 TANDEM_DEVICE int clc_query_cancel(const void* answer) {
   int first;
   asm volatile(

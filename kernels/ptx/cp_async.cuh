@@ -1,9 +1,9 @@
-// Asynchronous copies from global to shared memory (PTX ISA "cp.async"). They need only 4-byte alignment, unlike TMA,
-// and each thread copies its own bytes.
+// Asynchronous copies from global to shared memory (PTX ISA "cp.async"). The copies need only 4-byte alignment, unlike
+// TMA, and each thread copies its own bytes.
 #pragma once
 #include "ptx/base.cuh"
 
-// Copies the first `given` bytes; the remaining bytes become zeros.
+// Copies the first `given` bytes and fills the rest with zeros.
 template <int bytes>
 TANDEM_DEVICE void cp_async(u32 to, const void* from, int given) {
   static_assert(bytes == 4 || bytes == 16);

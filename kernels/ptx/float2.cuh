@@ -22,7 +22,7 @@ TANDEM_DEVICE Float2 fma(Float2 a, Float2 b, Float2 c) {
   asm("fma.rn.ftz.f32x2 %0, %1, %2, %3;" : "=l"(d.bits) : "l"(a.bits), "l"(b.bits), "l"(c.bits));
   return d;
 }
-// Rounded towards -infinity.
+// fma rounded towards -infinity.
 TANDEM_DEVICE Float2 fma_down(Float2 a, Float2 b, Float2 c) {
   Float2 d;
   asm("fma.rm.ftz.f32x2 %0, %1, %2, %3;" : "=l"(d.bits) : "l"(a.bits), "l"(b.bits), "l"(c.bits));

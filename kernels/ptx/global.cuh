@@ -19,14 +19,14 @@ TANDEM_DEVICE int add_acquire_release(int* to, int value) {
 }
 // Prefetches a line to this SM's L1 (PTX ISA "prefetch"). Any address of a tensor is allowed.
 TANDEM_DEVICE void prefetch_global(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
-// Adds or sets without order. The results are exact, so that they do not depend on the order.
+// Adds or stores without memory order. The results are exact, so that they do not depend on the order.
 TANDEM_DEVICE void global_add(u64* to, u64 x) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 TANDEM_DEVICE void global_or(u64* to, u64 x) {
   asm volatile("red.relaxed.gpu.global.or.b64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
-// Orders a wait for another CTA's bulk copies and own copies to the same address, in both directions.
+// Orders other CTAs' bulk copies before a wait, and this CTA's copies to the same address after it. PTX ISA
 // "fence.proxy.async".
 TANDEM_DEVICE void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 TANDEM_DEVICE void global_add(float4* to, float4 x) {

@@ -4,8 +4,8 @@
 
 // d (16 x 8) += a (16 x 16) b (16 x 8) in float32. PTX ISA "mma".
 //
-// A lane has rows lane / 4 (d[0], d[1]; a[0], a[2]) and lane / 4 + 8. Its columns of d are 2 (lane % 4) and the next
-// one. Its column of b is lane / 4; a[0], a[1] and b[0] begin at inner index 2 (lane % 4), the rest 8 later.
+// A lane has rows lane / 4 (d[0], d[1]; a[0], a[2]) and lane / 4 + 8. In d a lane has columns 2 (lane % 4) and the
+// next; in b, column lane / 4. a[0], a[1] and b[0] begin at inner index 2 (lane % 4), the rest 8 later.
 template <bool f16>
 TANDEM_DEVICE void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
   if constexpr (f16) {

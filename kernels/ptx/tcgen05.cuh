@@ -1,14 +1,15 @@
 // The tensor core of Blackwell and its memory: 128 lanes of 512 columns of 32 bits (PTX ISA "TensorCore 5th Generation
-// Family Instructions"). An address is lane << 16 | column. A warp accesses lanes 32 * (warp % 4) to + 31; its thread t
-// accesses the t-th of them.
+// Family Instructions"). An address is lane << 16 | column. A warp accesses 32 lanes from 32 * (warp % 4) on, one lane
+// per thread.
 //
 // Products and accesses are asynchronous. Between threads a barrier orders them, with tcgen05_fence_before on the
 // signalling side and tcgen05_fence_after on the waiting side.
 #pragma once
 #include "ptx/base.cuh"
 
-// Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp of each CTA (ctas: 2, of
-// both). Blocks until the columns are free. PTX ISA "tcgen05.alloc", "tcgen05.relinquish_alloc_permit".
+// Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp calls it; with ctas = 2 a
+// warp of each CTA. The call blocks until the columns are free. PTX ISA "tcgen05.alloc",
+// "tcgen05.relinquish_alloc_permit".
 template <int ctas>
 TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
   asm volatile(
@@ -33,8 +34,8 @@ TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_th
 #define TANDEM_T16(how, x, i) TANDEM_T8(how, x, i), TANDEM_T8(how, x, i + 8)
 #define TANDEM_T32(how, x, i) TANDEM_T16(how, x, i), TANDEM_T16(how, x, i + 16)
 
-// Loads columns [address, address + n) of this warp's lanes, one lane per thread. A whole warp. The registers are valid
-// after tmem_wait_load, which covers all earlier loads. PTX ISA "tcgen05.ld", "tcgen05.wait".
+// Loads columns [address, address + n) of this warp's lanes, one lane per thread. A whole warp calls it. The registers
+// are valid after tmem_wait_load, which covers all earlier loads. PTX ISA "tcgen05.ld", "tcgen05.wait".
 TANDEM_DEVICE void tmem_load(float (&x)[16], u32 address) {
   asm volatile(
       "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
@@ -63,7 +64,7 @@ TANDEM_DEVICE void tmem_wait_load(float (&x)[chunks][n]) {
   for (int c = 0; c < chunks; ++c) fence_operand(x[c]);
 }
 
-// Stores to tensor memory; complete after tmem_wait_store. PTX ISA "tcgen05.st", "tcgen05.wait".
+// Stores to tensor memory. The store is complete after tmem_wait_store. PTX ISA "tcgen05.st", "tcgen05.wait".
 TANDEM_DEVICE void tmem_store(u32 address, const u32 (&x)[16]) {
   asm volatile(
       "tcgen05.st.sync.aligned.32x32b.x16.b32 [%16], {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, "
@@ -97,7 +98,8 @@ TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_b
 // Operand layouts in BLAS terms for row-major matrices: n is rows x columns, t is transposed. q k^T with keys in rows
 // is nt, p v with values in rows is nn. An operand a in tensor memory is never transposed.
 enum class MmaLayout { nn, nt, tn, tt };
-// Instruction descriptor of m x n products of f16 or bfloat16 with float32 sums. PTX ISA "Instruction descriptor".
+// Returns the instruction descriptor of m x n products of f16 or bfloat16 with float32 sums. PTX ISA "Instruction
+// descriptor".
 constexpr u32 tcgen05_instr_desc(MmaLayout layout, bool f16, int m, int n) {
   const u32 type = f16 ? 0 : 1;
   const bool a_by_columns = layout == MmaLayout::tn || layout == MmaLayout::tt;
@@ -106,9 +108,9 @@ constexpr u32 tcgen05_instr_desc(MmaLayout layout, bool f16, int m, int n) {
          static_cast<u32>(n) / 8 << 17 | static_cast<u32>(m) / 16 << 24;
 }
 
-// d += a b, or d = a b if not add: 128 rows of each CTA, 16 inner elements. One thread, which also calls
-// tcgen05_commit. ss: a in shared memory; ts: a in tensor memory, two elements per column. ctas 2: the leader issues
-// for both CTAs, and each has half of the rows of a and half of the columns of b. PTX ISA "tcgen05.mma".
+// d += a b, or d = a b if not add: 128 rows of each CTA, 16 inner elements. One thread calls it and tcgen05_commit. ss:
+// a in shared memory; ts: a in tensor memory, two elements per column. ctas 2: the leader issues for both CTAs, and
+// each has half of the rows of a and half of the columns of b. PTX ISA "tcgen05.mma".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_mma_ss(u32 d, u64 a, u64 b, u32 instr_desc, bool add) {
   asm volatile(
@@ -125,7 +127,7 @@ TANDEM_DEVICE void tcgen05_mma_ts(u32 d, u32 a, u64 b, u32 instr_desc, bool add)
       "r"(a), "l"(b), "r"(instr_desc), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
-// Signals the barrier (ctas 2: of both CTAs) when all earlier products are complete. One thread. PTX ISA
+// Signals the barrier (ctas 2: of both CTAs) when all earlier products are complete. One thread calls it. PTX ISA
 // "tcgen05.commit".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_commit(u64* barrier) {

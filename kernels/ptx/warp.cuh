@@ -6,8 +6,9 @@
 TANDEM_DEVICE void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// named_sync for warps at different places of the code. "bar" is "barrier" with .aligned, which the PTX ISA requires
-// only of the threads of a warp. compute-sanitizer's synccheck reports two such instructions as divergent.
+// named_sync for warps that reach the barrier at different places in the code. "bar" is "barrier" with .aligned, which
+// the PTX ISA requires only of the threads of a warp. compute-sanitizer's synccheck reports two such instructions as
+// divergent.
 TANDEM_DEVICE void named_sync_from_anywhere(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -15,13 +16,14 @@ TANDEM_DEVICE void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// For kernels that may overlap the preceding kernel of the stream (PTX ISA "griddepcontrol"). The first waits for the
-// preceding kernel's writes; the second lets the next kernel begin.
+// Two instructions for kernels that may overlap the preceding kernel of the stream (PTX ISA "griddepcontrol"). The
+// first waits for the preceding kernel's writes; the second lets the next kernel begin.
 TANDEM_DEVICE void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 TANDEM_DEVICE void sleep(u32 nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
 TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// The sum of x over each group of `lanes` neighbouring lanes, in all of them. Every lane takes part.
+// Returns the sum of x over each group of `lanes` neighbouring lanes, in all lanes of the group. Every lane must call
+// it.
 template <int lanes>
 TANDEM_DEVICE float sum_over_lanes(float x) {
 #pragma unroll
@@ -52,7 +54,7 @@ TANDEM_DEVICE void stmatrix(u32 address, const u32 (&from)[4]) {
                : "memory");
 }
 
-// Stores to shared memory. Other threads may store the same value.
+// Stores to shared memory without memory order. Other threads may store the same value.
 TANDEM_DEVICE void store_relaxed(int* to, int value) {
   asm volatile("st.relaxed.cta.shared::cta.b32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
 }
@@ -72,7 +74,7 @@ TANDEM_DEVICE float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// The maximum, or NaN if an operand is NaN. PTX ISA "max".
+// Returns the maximum, or NaN if an operand is NaN. PTX ISA "max".
 TANDEM_DEVICE float max_or_nan(float x, float y) {
   float larger;
   asm("max.NaN.ftz.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));

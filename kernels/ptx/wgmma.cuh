@@ -1,8 +1,8 @@
 // Matrix products of a warpgroup: 64 x N += 64 x 16 * 16 x N with bf16 or f16 elements and float32 sums (PTX ISA
 // "wgmma.mma_async"). All 128 threads execute each function.
 //
-// Register r of thread t holds one sum. Its row is 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2). Its column is 8 (r / 4) +
-// 2 (t % 4) + r % 2.
+// Register r of thread t holds one sum. The sum's row is 16 (t / 32) + t % 32 / 4 + 8 (r / 2 % 2). The sum's column is
+// 8 (r / 4) + 2 (t % 4) + r % 2.
 //
 // A product is asynchronous: its registers may not be touched between its issue and the wait that covers it.
 #pragma once
@@ -119,7 +119,7 @@ constexpr int wgmma_next(bool along_rows) { return along_rows ? 2 : 128; }
                      "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]), "r"(a[11]), "r"(a[12]),        \
                      "r"(a[13]), "r"(a[14]), "r"(a[15]), "n"(trans_b ? 0 : 1), "n"(wgmma_next(trans_b)));              \
     }
-// One name for each source and layout.
+// Defines one function for each source and layout.
 #define TANDEM_WGMMA_NAMED(N, NAME, A, FORM)                                                                           \
     static TANDEM_DEVICE void NAME(float (&d)[N / 2], A a, u64 b, bool add) { FORM(d, a, b, add); }
 #define TANDEM_WGMMA(F16, TYPE, N, R, A, B, C, D, E, F, G, H, I, J, K, L, M, O, P, Q, S, T, U, V)                      \

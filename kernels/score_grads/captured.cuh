@@ -1,11 +1,12 @@
-// Gradients of the tensors that a score_mod reads. The gradient of an element is the sum of P (dP - delta) times the
-// derivative by it, over all scores that read it. A separate kernel (score_grads/score_tile.cuh) computes scores in
-// shared memory, for a block of keys and 64 queries at a time. Its threads traverse them along lines.
+// Gradients of the tensors that a score_mod reads. An element's gradient sums P (dP - delta) times the score's
+// derivative by this element, over all scores that read the element. A separate kernel (score_grads/score_tile.cuh)
+// computes scores in shared memory, for a block of keys and 64 queries at a time. A block's threads traverse them along
+// lines.
 //
-// Only then the element that a score reads is known, so that a sum has several writers. Sums are exact (config/mods.h),
-// so that their order does not matter. While neighbours on a line read the same element, a thread adds at most 128
-// numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that compute them
-// sum it directly. postprocess_captured() rounds the sums and stores them.
+// The element that a score reads is known only on the device, so that a sum has several writers. Sums are exact
+// (config/mods.h), so that their order does not matter. While neighbours on a line read the same element, a thread adds
+// at most 128 numbers in float32, then a warp does. If all scores of a tile read the same element, the threads that
+// compute them sum it directly. postprocess_captured() rounds the sums and stores them.
 //
 // Most tiles read one element of each tensor, because positions are clamped or a head has one element. The main kernel,
 // which has their dS, adds these sums (T.captured_per_tile): captured_sums.cuh.
@@ -21,7 +22,7 @@ constexpr int kCapturedRows = 64;
 // One more column than keys, so that threads on lines of any direction use different banks.
 template <int keys>
 struct CapturedScores {
-  float mod_input[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // see ScoreGradient
+  float mod_input[kCapturedRows][keys + 1], ds[kCapturedRows][keys + 1];  // ScoreGradient's members
 
   TANDEM_DEVICE void put(int row, int key, const ScoreGradient& score) {
     mod_input[row][key] = score.mod_input;
@@ -31,8 +32,8 @@ struct CapturedScores {
 
 // ---- Exact sums ----
 
-// The sum of a cell. The digits of a negative sum are negated, so that all have one sign. float64 then adds them with
-// an error only in its last bits.
+// The sum of a cell. The digits of a negative sum are negated, so that all have one sign. The float64 sum of the digits
+// is then wrong only in its last bits.
 TANDEM_DEVICE double exact_sum(const CapturedParams& p, i64 cell) {
   const u64 flags = p.words[kDigits * p.cells + cell];
   if (flags == kSumPlus || flags == kSumMinus) return flags == kSumPlus ? kInfinity : -kInfinity;
@@ -71,7 +72,7 @@ struct CellSum {
   TANDEM_DEVICE void store(const CapturedParams& p) const {
     if (cell >= 0) add_exactly(p, cell, sum);
   }
-  // Called by all lanes of a warp: one addition if no lane has another cell.
+  // Adds the numbers of a warp: one addition if all lanes have the same cell. All lanes must call it.
   TANDEM_DEVICE void store_together(const CapturedParams& p) const {
     const u32 some = __ballot_sync(~0u, cell >= 0);
     if (some == 0) return;
@@ -133,7 +134,7 @@ constexpr bool walks() {
 template <auto T, int keys>
 TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScores<keys>& scores, const ModPlace& at) {
   if constexpr (!walks<T>()) return;
-  __syncthreads();  // all scores are there
+  __syncthreads();  // all scores are in shared memory
   walk<T, CaptureLine::row>(p, scores, at);
   walk<T, CaptureLine::column>(p, scores, at);
   walk<T, CaptureLine::diagonal>(p, scores, at);
@@ -209,7 +210,7 @@ TANDEM_DEVICE void store_captured(void* to, i64 at, double x, bool accumulate) {
   }
 }
 
-// One thread per cell.
+// Each thread stores one cell.
 template <auto T>
 TANDEM_DEVICE void postprocess_captured(const ModifiedBackwardParams& p) {
   grid_dependency_wait();

@@ -1,6 +1,6 @@
-// Additions to the gradients of the tensors that a score_mod reads (config/mods.h), and the main kernel's part: tiles
-// whose scores all read the same element. With constant derivatives it adds the sum of dS (T.captured_per_tile: ranges
-// select these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
+// Additions to the gradients of the tensors that a score_mod reads (config/mods.h). The main kernel adds tiles whose
+// scores all read the same element. With constant derivatives it adds the sum of dS (T.captured_per_tile: ranges select
+// these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
 #pragma once
 #include "device/mod_range.cuh"
 #include "device/sequence.cuh"
@@ -27,13 +27,14 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
   if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
 }
 
-// Sums an element that all scores of a tile read: first per thread, then per warp.
+// Sums the terms of an element that all scores of a tile read: first per thread, then per warp.
 template <auto T>
 struct TileSums {
   static constexpr int kCount = captures_along<T>(CaptureLine::tile);
   float sums[kCount > 0 ? kCount : 1] = {};
 
-  // Receive the derivatives of one score from score_captures(): in general, finite derivatives only, and any element.
+  // Receivers of the derivatives that score_captures() passes for one score: for any derivatives, for finite
+  // derivatives only, and for any element.
   struct Adding {
     TileSums& to;
     float ds;
@@ -95,8 +96,8 @@ struct NoCaptures {
   template <int n, int tensor>
   TANDEM_DEVICE void add(float, i64) const {}
 };
-// sum: a thread's sum of dS, then the warp's. Lanes converge only in the branch that needs it. Otherwise ptxas makes
-// them converge between the issues of products, which delays these.
+// sum: a thread's sum of dS, then the warp's. Lanes converge only in the branch that needs the sum. Otherwise ptxas
+// inserts a convergence between the issues of products, which delays the products.
 struct TileCaptures {
   const CapturedParams& p;
   float& sum;

@@ -1,11 +1,11 @@
 // The gradient of a bias: P (dP - delta), summed over the broadcast dimensions by a separate kernel
-// (score_grads/score_tile.cuh). One CTA writes each number, in one order, so that no workspace is needed. This file has
-// the parts that do not depend on the GPU: the tiles of a CTA, the term of a score, and the stores.
+// (score_grads/score_tile.cuh). One CTA computes each number in a fixed order, so that no workspace is needed. This
+// file has the parts that do not depend on the GPU: the tiles of a CTA, the term of a score, and the stores.
 #pragma once
 #include "device/gradient.cuh"
 #include "score_grads/score_tile.cuh"
 
-// The range [begin, end) that a CTA sums over: everything if the bias is broadcast, else its own part.
+// The range [begin, end) that a CTA sums over: everything if the bias is broadcast, else the CTA's part.
 struct Span {
   int begin, end;
 };
@@ -33,7 +33,7 @@ struct DbiasPart {
     batches = span_of(p.dbias_batches == 1, p.batch, p.dbias_batches, &block);
   }
 
-  // Calls add(ScoreTileAt) for each tile that is not hidden completely. All threads call it.
+  // Calls add(ScoreTileAt) for each tile that is not hidden completely. All threads must call it.
   template <class Add>
   TANDEM_DEVICE void for_each_tile(const Add& add) const {
 #pragma unroll 1
@@ -77,7 +77,8 @@ struct DbiasPart {
   }
 };
 
-// The term of a score. An incoming gradient of 0 adds nothing, even if the score_mod's derivative is inf or NaN.
+// The gradient term of a score. An incoming gradient of 0 adds nothing, even if the score_mod's derivative is inf or
+// NaN.
 template <auto T>
 TANDEM_DEVICE float dbias_of(const ScoreGradient& score) {
   if constexpr (T.options.score_mod) return score.ds == 0 ? 0.0f : score.ds * score.derivative;

@@ -1,4 +1,4 @@
-// Additional kernels of a backward. They compute scores again and sum their gradients: of a bias
+// Additional kernels of a backward. These kernels compute scores again and sum the gradients of a bias
 // (score_grads/dbias.cuh) and of a score_mod's tensors (score_grads/captured.cuh). The main kernel has no registers for
 // such sums, and it spreads the tiles of a sum over heads and sequences.
 #pragma once
@@ -18,7 +18,7 @@ TANDEM_DEVICE ModPlace place_of(const ScoreTileAt& at, int query, int key) {
   return {at.sequence.sequence, at.head, query, key, at.sequence.q_len, at.sequence.k_len};
 }
 
-// The block mask's state of the tile. Its keys are the keys of one CTA of the main kernel.
+// The block mask's state of the tile. The tile's keys are the keys of one CTA of the main kernel.
 template <auto T>
 TANDEM_DEVICE BlockState state_at(const BackwardParams& p, const ScoreTileAt& at) {
   return block_state<T>(p, at.sequence, at.head, at.m_block, at.key_block / T.ctas(), at.key_block % T.ctas());
@@ -42,13 +42,13 @@ struct ScoreGradient {
   float derivative;  // score_mod's derivative by its input
 };
 
-// -lse in log2 units, and delta, of a query.
+// The -lse (in log2 units) and delta of a query.
 struct LseDelta {
   float minus_lse, delta;
 };
 
 // ds is 0 if the score is -infinity (hidden or beyond a sequence). A product with 0 is not enough, because the factor
-// may be NaN. kept, r: see keep_or_zero().
+// may be NaN. keep_or_zero() explains kept and r.
 template <auto T>
 TANDEM_DEVICE float ds_of(const BackwardParams& p, float score, const LseDelta& row, float dp, u32 keep_mask, int r) {
   if constexpr (T.options.dropout) dp = keep_or_zero(keep_mask, r, dp * p.dropout.scale);

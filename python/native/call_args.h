@@ -81,7 +81,7 @@ static int field_of(PyObject* key, int expected) {
   return -1;
 }
 
-/* Sets an exception with the rule of an argument and returns 0. It shows a short value, else its type. */
+/* Sets an exception with the rule of an argument and returns 0. The exception shows a short value, else its type. */
 static int refuse(PyObject* value, const char* name, const char* rule) {
   const int is_short = PyUnicode_Check(value) || PyLong_Check(value) || PyFloat_Check(value);
   PyErr_Clear();

@@ -1,5 +1,5 @@
 /* The binding in C: reads a call's arguments into one tandem_attention_args and runs the call without the interpreter
- * lock. It uses the stable ABI of CPython 3.9, so that one file serves every later version.
+ * lock. The module uses the stable ABI of CPython 3.9, so that one file serves every later version.
  *
  * tandem/_binding.py describes run(); tandem/_ctypes.py has the same functions over ctypes. */
 #define PY_SSIZE_T_CLEAN
@@ -150,7 +150,7 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   for (Py_ssize_t n = 0; n < PyTuple_Size(described); ++n) {
     memset(&operands[n], 0, sizeof operands[n]);
     if (read_tensor(PyTuple_GetItem(described, n), 0, &operands[n]) != kRead) {
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "descriptions of tensors are wanted");
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the list must contain descriptions of tensors");
       return 0;
     }
     tensors[n] = &operands[n].tensor;
@@ -339,10 +339,12 @@ static PyMethodDef methods[] = {
     {"make_block_mask", make_block_mask, METH_VARARGS,
      "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None or a request"},
     {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},
-    {"use_openmp_of", use_openmp_of, METH_O, "use_openmp_of(library) -> whether calls run on its threads from now on"},
-    {"description", description, METH_NOARGS, "one line about what will run on the CPU"},
-    {"open_gpu", open_gpu, METH_O, "open_gpu(index) -> a tandem_status: makes what calls on that GPU need"},
-    {"gpu_description", gpu_description, METH_O, "one line about what will run there; None before it has been opened"},
+    {"use_openmp_of", use_openmp_of, METH_O,
+     "use_openmp_of(library) -> True if later calls run on the threads of that library"},
+    {"description", description, METH_NOARGS, "one line that describes the CPU kernels"},
+    {"open_gpu", open_gpu, METH_O, "open_gpu(index) -> a tandem_status: prepares that GPU for calls"},
+    {"gpu_description", gpu_description, METH_O,
+     "one line that describes the GPU's kernels; None before open_gpu(index)"},
     {NULL, NULL, 0, NULL},
 };
 

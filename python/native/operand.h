@@ -13,7 +13,8 @@
 
 enum { kMaxDims = 8 };
 
-/* The buffer protocol. Its layout has not changed since CPython 3.0; the stable ABI names it from 3.11 on. */
+/* The buffer protocol. The protocol's layout has not changed since CPython 3.0; the stable ABI names it from 3.11 on.
+ */
 typedef struct {
   void* buf;
   PyObject* obj;
@@ -154,8 +155,8 @@ static Reading read_description(PyObject* tuple, int written, Operand* o) {
     return kFailed;
   }
   if (PyTuple_Size(shape) > kMaxDims) {
-    PyErr_Format(PyExc_ValueError, "a tensor of %zd dimensions is no argument of a call, whose have at most %d",
-                 PyTuple_Size(shape), (int)kMaxDims);
+    PyErr_Format(PyExc_ValueError, "a tensor (%zd dimensions) must have at most %d dimensions", PyTuple_Size(shape),
+                 (int)kMaxDims);
     return kFailed;
   }
   if (written && integer_at(tuple, 7)) return kIsReadOnly;

@@ -12,7 +12,7 @@
 /* Exported since CPython 3.3; the stable ABI names it from 3.10 on. */
 PyAPI_FUNC(const char*) PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size);
 
-/* The state of reading a mod. It points into its own operands and must not move. */
+/* The state of reading a mod. The state points into its own operands and must not move. */
 typedef struct {
   tandem_mod mod;
   tandem_mod_scalar* scalars;

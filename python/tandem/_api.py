@@ -32,7 +32,10 @@ _torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
 
 class Gradients(NamedTuple):
-    """The result of attention_backward. A gradient is None where its input is missing or False was passed for it."""
+    """The result of attention_backward.
+
+    A gradient is None if its input is missing or the caller passed False for it.
+    """
 
     dq: Any
     dk: Any
@@ -43,7 +46,7 @@ class Gradients(NamedTuple):
 
 
 def use_torch() -> Any:
-    """tandem._torch_api where torch is loaded, else None. From then on all calls run on torch's threads."""
+    """Returns tandem._torch_api if torch is loaded, else None. After that all calls run on torch's threads."""
     global _torch_front
     if _torch_front is None and hasattr(sys.modules.get("torch"), "library"):
         from tandem import _torch_api
@@ -88,10 +91,10 @@ def attention(
 ) -> Any:
     """Exact attention: ``softmax(mask(bias + softcap(softmax_scale * q k^T))) v``. No array holds all scores.
 
-    Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. They are read where they lie, and
+    Arrays are numpy arrays, torch tensors, or any other arrays with ``__dlpack__``. The arrays are read in place, and
     the result has q's kind. torch tensors may lie on a GPU: the call then runs on torch's current stream
-    (docs/python.md lists what GPUs serve). torch.compile traces torch tensors. They have gradients on CPUs and
-    GPUs (q, k, v, bias, sink and score_mod's tensors, also through lse). :func:`attention_backward` computes the
+    (docs/python.md lists what GPUs serve). torch.compile traces torch tensors. q, k, v, bias, sink and score_mod's
+    tensors have gradients on CPUs and GPUs, also through lse. :func:`attention_backward` computes the
     gradients of other arrays.
 
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens. The type is
@@ -104,8 +107,8 @@ def attention(
     alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
         seqlen_q (the used lengths), and the last query matches the last key. "top_left": offset is 0, and the first
         query meets the first key.
-    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). It serves queries and
-        keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
+    diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). The offset serves queries
+        and keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
     window : (left, right), numbers of keys or None for unbounded: query i sees key j when i + offset - left <= j <= i
         + offset + right.
     softcap : scores become softcap * tanh(score / softcap); 0: off.
@@ -114,10 +117,10 @@ def attention(
         scores. A boolean bias is True where a query sees a key. Packed calls take none.
     sink : (heads_q), q's type or float32: one more logit in each softmax, without a value (attention sinks, GPT-OSS).
     score_mod : an expression (str), or a :class:`Mod` with the names it uses, that gives every score a new value, such
-        as "30 * tanh(score / 30)". It applies after softcap, ALiBi and bias; -inf hides a key. Positions count from 0
-        in their sequence.
-    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. It hides in
-        addition to causal, window and a boolean bias.
+        as "30 * tanh(score / 30)". The score_mod applies after softcap, ALiBi and bias; -inf hides a key. Positions
+        count from 0 in their sequence.
+    mask_mod : an expression or Mod of a bool, such as "k <= q or k < 16": True where a query sees a key. The mask_mod
+        hides in addition to causal, window and a boolean bias.
     block_mask : a :class:`Blocks`, or torch's BlockMask, of which only the lists are read: the blocks of queries and
         keys that are visible, in part (as mask_mod shows) or whole. All other blocks are hidden.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
@@ -150,7 +153,7 @@ def attention(
     if (causal is not True and causal is not False) or alignment != "bottom_right":
         check_mask(causal, alignment)
     call_args: CallArgs = {"q": q, "k": k, "v": v}
-    # Options with their defaults stay out: storing all of them would take half as long as a small call.
+    # Options with their defaults are omitted, because storing all of them would take half as long as a small call.
     if softmax_scale is not None:
         call_args["softmax_scale"] = softmax_scale
     if causal:
@@ -200,7 +203,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
-    """attention() of arrays that are not torch tensors."""
+    """Computes attention() of arrays that are not torch tensors."""
     given, out = call_args["q"], call_args.get("out")
     q, k, v = given, call_args["k"], call_args["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
@@ -286,7 +289,7 @@ def attention_backward(
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError("seed (None) must be the forward call's seed: its dropout decides what has a gradient")
+        raise ValueError("seed (None) must be the forward call's seed: dropout must hide the same scores")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -326,7 +329,7 @@ def attention_backward(
 
 
 def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, accumulate: bool) -> Gradients:
-    """attention_backward() of a call's arguments, with out, lse and dout. targets: what the caller gave for each
+    """attention_backward() of a call's arguments, with out, lse and dout. targets: the caller's argument for each
     gradient."""
     front = use_torch() if _arrays.is_torch(call_args["q"]) else None
     if front is not None:
@@ -366,15 +369,15 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
 
 
 def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, Any]:
-    """The caller's target for the gradient of every tensor of score_mod."""
+    """Returns the caller's target for the gradient of every tensor of score_mod."""
     if dscore_mod is None or dscore_mod is False:
         return dict.fromkeys(captured, dscore_mod)
     targets = {f"score_mod.{name}": target for name, target in dscore_mod.items()}
     for name in targets:
         if not _arrays.is_floating(captured.get(name)):
             raise ValueError(
-                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: of those there "
-                "are gradients"
+                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: only float "
+                "arrays have gradients"
             )
     return {name: targets.get(name) for name in captured}
 
@@ -386,7 +389,7 @@ def _gradients_of(found: Sequence[Any], captured: dict[str, Any]) -> Gradients:
 
 
 def _gradient(result: Any, target: Any, q: Any) -> Any:
-    """The returned gradient: the caller's own array, or an array of q's kind."""
+    """Returns the gradient: the caller's array, or an array of q's kind."""
     if target is not None and target is not False:
         return target
     return result if result is None or _arrays.is_torch(result) else _arrays.like(q, result)
@@ -407,7 +410,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     Raises ValueError or TypeError for parts that do not belong together.
     """
     if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must be as many, and at least one")
+        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1")
     float32 = is_float32(out_dtype)
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):
@@ -461,7 +464,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front.serves_backward(call_args):  # by torch's operator, where that serves it
+            if backward and not front.serves_backward(call_args):  # by torch's operator, if it serves the call
                 front.refuse_other_gradients(call_args)
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))

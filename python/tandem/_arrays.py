@@ -1,4 +1,4 @@
-"""Arrays of all libraries: numpy views of DLPack arrays, results of the caller's kind, descriptions for the C
+"""Converts arrays of all libraries: numpy views of DLPack arrays, results of the caller's kind, descriptions for the C
 interface.
 """
 
@@ -33,7 +33,7 @@ def is_torch(x: Any) -> bool:
 
 
 def view(x: Any, name: str) -> Any:
-    """x itself where it is a numpy array or a torch tensor; else a numpy array over the memory of a DLPack producer."""
+    """Returns x if it is a numpy array or a torch tensor; else a numpy array over the memory of a DLPack producer."""
     if isinstance(x, np.ndarray) or is_torch(x):
         return x
     if not hasattr(x, "__dlpack__"):
@@ -43,19 +43,19 @@ def view(x: Any, name: str) -> Any:
         )
     if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == CUDA:
         raise TypeError(
-            f"{name} ({type(x).__name__}) lies on a GPU, where torch tensors are served: torch.from_dlpack makes one "
+            f"{name} ({type(x).__name__}) lies on a GPU and must be a torch tensor: torch.from_dlpack converts it "
             "without a copy"
         )
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
         if not hasattr(x, "__array__"):
-            raise TypeError(f"{name} ({type(x).__name__}) cannot be read where it lies: {error}") from error
+            raise TypeError(f"{name} ({type(x).__name__}) cannot be read in place: {error}") from error
         return np.asarray(x)  # numpy cannot import bfloat16; such arrays convert
 
 
 def like(original: Any, result: np.ndarray) -> Any:
-    """A numpy result as an array of the kind the caller gave: by the array API's namespace where there is one."""
+    """Converts a numpy result to the caller's kind of array, by the array API's namespace if there is one."""
     if isinstance(original, np.ndarray):
         return result
     if hasattr(original, "__array_namespace__"):
@@ -71,10 +71,12 @@ def like(original: Any, result: np.ndarray) -> Any:
 
 
 def describe(x: Any, name: str) -> tuple[Any, ...]:
-    """(address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in elements."""
+    """Returns (address, device type, device index, type code, bits, shape, strides, read-only, owner), strides in
+    elements.
+    """
     if isinstance(x, np.ndarray):
         code = _CODES.get(x.dtype.kind)
-        if code is None and x.dtype.name == "bfloat16":  # the name is a new string each time
+        if code is None and x.dtype.name == "bfloat16":  # x.dtype.name builds a new string each time
             code = _BFLOAT
         size = x.dtype.itemsize
         if code is None or not x.dtype.isnative or size > 8:
@@ -89,7 +91,7 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
     if is_torch(x):
         device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type)
         if device is None:
-            without = ", where tensors have a shape and no numbers," if x.is_meta else ""
+            without = " (a device without numbers)" if x.is_meta else ""
             raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: make or move it there")
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:

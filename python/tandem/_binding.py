@@ -11,7 +11,7 @@ A binding is a module with these names.
 
 - ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus CHECK (check only),
   PREPARE (prepare only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace and bytes are the
-  address and size of GPU memory that the call may use. It returns None when the call is done, else a request.
+  address and size of GPU memory that the call may use. The function returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
 - ``open_gpu(index)`` returns a tandem_status, and ``gpu_description(index)`` is None before it.
 - ``last_error()``, ``description()``, ``use_openmp_of(library)`` and ``version``
@@ -50,11 +50,11 @@ FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
 
 
 def _load(chosen: str) -> Any:
-    """The binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
+    """Returns the binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
-            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native' or 'ctypes', or not set: it is how Python reaches "
-            "the C interface"
+            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native', 'ctypes' or unset: the variable selects the "
+            "module that calls the C interface"
         )
     try:
         if chosen != "ctypes":
@@ -82,7 +82,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
     result = (_arrays.describe(out, "out"), _arrays.describe(lse, "lse"))
     for name, x in zip(("out", "lse"), result):
         if x[7]:
-            raise ValueError(f"{name} is read-only and would be written to: give an array that may be written")
+            raise ValueError(f"{name} must be writable: copy the array first")
     parts = tuple(described[: len(outs)]), tuple(described[len(outs) :]), result
     request = binding.merge(*parts)
     if request is not None and request[0] == "open":
@@ -119,7 +119,7 @@ def call(what: int, call_args: CallArgs) -> None:
 
 def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
     """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
-    arrays = dict(call_args)  # as they were before they were described
+    arrays = dict(call_args)  # the arrays before they were described
     memory, size = 0, 0
     while request is not None:
         wanted, detail = request
@@ -134,7 +134,7 @@ def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: Call
             _gpu.open_gpu(binding, detail)
         elif wanted == "read-only":
             what = f"a gradient of {detail}" if detail in _score_mod.MODS else detail
-            raise ValueError(f"{what} is read-only and would be written to: give an array that may be written")
+            raise ValueError(f"{what} must be writable: copy the array first")
         elif wanted == "describe":
             if detail in _score_mod.MODS:
                 call_args[detail] = _score_mod.described(arrays[detail], detail)
@@ -172,15 +172,15 @@ def _check_seed(described: tuple[Any, ...]) -> None:
 
 
 def check_mask(causal: Any, alignment: Any) -> None:
-    """Raises for values of these that tandem.attention does not have."""
+    """Raises ValueError if an option has a value that tandem.attention does not have."""
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
-    except (RuntimeError, TypeError, ValueError):  # several values, or none
+    except (RuntimeError, TypeError, ValueError):  # it has several values, or no value
         raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
     if not is_flag:
         raise ValueError(
             f"causal ({causal!r}) must be True or False"
-            + ("; where the diagonal lies is alignment" if causal in ("bottom_right", "top_left") else "")
+            + ("; alignment places the diagonal" if causal in ("bottom_right", "top_left") else "")
         )
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(
@@ -190,7 +190,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
 
 
 def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
-    """An explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
+    """Returns an explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":
         raise ValueError(
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
@@ -203,11 +203,9 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 
 
 def blocks_of(block_mask: Any) -> CallArgs:
-    """A block mask, any object with the names of torch's, as call arguments."""
+    """Returns a block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
-        raise TypeError(
-            f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask as torch has it"
-        )
+        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch")
     size_q, size_k = block_mask.BLOCK_SIZE
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
@@ -227,7 +225,7 @@ def is_float32(out_dtype: Any) -> bool:
 
 
 def window_of(window: Any) -> tuple[Any, Any]:
-    """A window as a call's arguments have it."""
+    """Returns a window in the form of call_args."""
     bounds = window.tolist() if hasattr(window, "tolist") else window
     if isinstance(bounds, (str, bytes, dict, set)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
@@ -236,7 +234,7 @@ def window_of(window: Any) -> tuple[Any, Any]:
 
 
 def seed_of(seed: Any) -> Any:
-    """A seed as a call_args has it."""
+    """Returns a seed in the form of call_args."""
     if isinstance(seed, (int, np.integer)):
         return int(seed)
     if isinstance(seed, (tuple, list)):

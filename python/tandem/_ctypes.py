@@ -1,5 +1,5 @@
-"""The C interface over ctypes: serves where _native cannot be loaded (free-threaded CPython), at some microseconds more
-a call. run() is _native's; _binding.py describes it."""
+"""The binding over ctypes. The binding serves where _native cannot be loaded (free-threaded CPython), and costs some
+microseconds more a call. _binding.py describes run()."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _load() -> ctypes.CDLL:
 
 
 def _load_threads() -> ctypes.CDLL | None:
-    """The part of the extension module that is no Python: which threads a call runs on."""
+    """Loads the functions of the extension module that need no Python: they choose the threads of a call."""
     try:
         threads = ctypes.CDLL(os.path.join(_FOLDER, "_native.abi3.so"))
     except OSError:
@@ -154,22 +154,22 @@ def _context() -> int | None:
 
 
 def use_openmp_of(library: str) -> bool:
-    """Calls run on the OpenMP threads of this loaded library from now on; False where that cannot be."""
+    """Makes calls run on the OpenMP threads of this loaded library. Returns False if that is impossible."""
     return _threads is not None and bool(_threads.tandem_python_use_openmp_of(os.fsencode(library)))
 
 
 def last_error() -> str:
-    """The sentence of this thread's last call that failed."""
+    """Returns the message of this thread's last failed call."""
     return _library.tandem_last_error().decode(errors="replace")
 
 
 def description() -> str:
-    """One line about what will run on the CPU."""
+    """Describes the CPU engine in one line."""
     return _library.tandem_context_description(_context()).decode()
 
 
 def open_gpu(index: int) -> int:
-    """Makes what calls on that GPU need; a tandem_status."""
+    """Creates the context of that GPU, and returns a tandem_status."""
     with _opening:
         if index in _gpus:
             return 0
@@ -182,7 +182,7 @@ def open_gpu(index: int) -> int:
 
 
 def gpu_description(index: int) -> str | None:
-    """One line about what will run there; None before it has been opened."""
+    """Describes the GPU in one line; None before it has been opened."""
     return _library.tandem_context_description(_gpus[index]).decode() if index in _gpus else None
 
 
@@ -236,7 +236,7 @@ def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
 
 
 def _mod_of(mod: _score_mod.Bound, name: str, forward_or_backward: int) -> _Mod | None:
-    """None where a gradient's tensor is read-only."""
+    """Returns None if a gradient's tensor is read-only."""
     text, items = _score_mod.described(mod, name)
     scalars = [
         _ModScalar(n.encode(), next(code for t, code in _SCALAR_TYPES.items() if isinstance(x, t)), 0, x)
@@ -293,7 +293,7 @@ def _set_option(args: _Args, name: str, value: Any) -> None:
 
 
 def _set_seed(args: _Args, seed: Any) -> bool:
-    """False where the seed is a tensor that must be described."""
+    """Returns False if the seed is a tensor that must be described."""
     if isinstance(seed, int) or (isinstance(seed, tuple) and len(seed) == 2):
         number, offset = seed if isinstance(seed, tuple) else (seed, 0)
         args.dropout_seed, args.dropout_offset = number % 2**64, offset % 2**64
@@ -307,7 +307,7 @@ def _set_seed(args: _Args, seed: Any) -> bool:
 
 
 def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_bytes: int = 0) -> tuple[str, Any] | None:
-    """See _binding.py."""
+    """Runs a call. _binding.py describes it."""
     forward_or_backward, heads_first = what & 1, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
     to_copy = []
@@ -355,12 +355,12 @@ def _tensor_of(described: tuple[Any, ...]) -> _Tensor:
     address, device, device_index, code, bits, shape, strides = described[:7]
     n = len(shape)
     sizes = (_int64 * n)(*shape)
-    steps = None if 0 in shape else (_int64 * n)(*strides)  # without elements, strides may be anything
+    steps = None if 0 in shape else (_int64 * n)(*strides)  # without elements, strides may have any value
     return _Tensor(address, device, device_index, n, code, bits, 1, sizes, steps, 0)
 
 
 def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any]) -> tuple[str, Any] | None:
-    """See _binding.py."""
+    """Merges parts. _binding.py describes it."""
     pointer = ctypes.POINTER(_Tensor)
     lists = [(pointer * len(tensors))(*(ctypes.pointer(_tensor_of(x)) for x in tensors)) for tensors in (outs, lses)]
     out, lse = (ctypes.pointer(_tensor_of(x)) for x in result)
@@ -377,7 +377,7 @@ def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any])
 def make_block_mask(
     mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: tuple[Any, ...], workspace: int, workspace_bytes: int
 ) -> tuple[str, Any] | None:
-    """See _binding.py."""
+    """Computes a block mask. _binding.py describes it."""
     args = _BlockMaskArgs(size=ctypes.sizeof(_BlockMaskArgs), **dict(zip(_SIZES, sizes)))
     args.mask_mod = ctypes.pointer(_mod_of(mask_mod, "mask_mod", 0))
     for name, described in zip(_LISTS, lists):
@@ -392,7 +392,10 @@ def make_block_mask(
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
-    """A GPU reads rows in pieces of 16 bytes. A row not made of these must be padded, which a copy does not do."""
+    """True if rows are not made of 16-byte pieces, which a GPU reads.
+
+    Such rows must be padded, which a copy does not do.
+    """
     pieces = shape[-1] * size % 16 == 0
     return pieces and (address % 16 != 0 or any(stride * size % 16 for stride in strides[:-1]))
 

@@ -1,7 +1,7 @@
 """Derivatives that do not exist: second derivatives and forward-mode tangents are refused on every path.
 
-Kernels compute the gradients, so autograd cannot differentiate them. Under create_graph=True they pass through Once;
-its backward raises. create_graph=True alone stays legal: the error comes when a second derivative is evaluated.
+Kernels compute the gradients, so autograd cannot differentiate them. Under create_graph=True they pass through Once,
+whose backward raises. create_graph=True alone is legal, because only the evaluation of a second derivative raises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def refuse_forward(*_: Any) -> NoReturn:
 
 
 def refuse_tangents(values: Iterable[Any]) -> None:
-    """Raises where one of these, or of the lists in them, is a tensor with a forward-mode tangent."""
+    """Raises if one of these, or of the lists in them, is a tensor with a forward-mode tangent."""
     if forward_ad._current_level < 0:
         return
     for x in values:
@@ -45,7 +45,7 @@ def refuse_tangents(values: Iterable[Any]) -> None:
 
 
 class Once(torch.autograd.Function):
-    """The identity of the first `count` tensors, which depend on the rest, and which have no derivative."""
+    """The identity of the first `count` tensors, which depend on the rest. The operator has no derivative."""
 
     generate_vmap_rule = True
 

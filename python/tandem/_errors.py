@@ -1,4 +1,4 @@
-"""The errors of a call, each with the library's own sentence: the argument, its value, the rule and the way out."""
+"""The errors of a call, each with the library's sentence: the argument, its value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Unsupported(RuntimeError):
 
 
 def error_of(status: int, sentence: str, arrays: dict[str, Any]) -> Exception:
-    """The exception for a ``tandem_status`` that is not 0. arrays: the call's, by their names."""
+    """Returns the exception for a ``tandem_status`` that is not 0. arrays: the call's arrays by their names."""
     kind = {1: ValueError, 2: Unsupported}.get(status, RuntimeError)
     return kind(_in_python(sentence, arrays))
 
 
 def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
-    """A sentence of the C interface with Python's None and names of types."""
+    """Returns a sentence of the C interface with Python's None and names of types."""
 
     def dtype(match: re.Match[str]) -> str:
         x = arrays.get(match[1])
@@ -28,7 +28,7 @@ def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:
-    """The same error with another interface's names of the arguments. Sentences about an expression keep the
+    """Returns the same error with another interface's names of the arguments. Sentences about an expression keep the
     expression's words.
     """
     if str(error).startswith(("score_mod: ", "mask_mod: ")):

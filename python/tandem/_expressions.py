@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-BOOL, INT, FLOAT = 0, 1, 2  # kinds, in the order in which operands become one
+BOOL, INT, FLOAT = 0, 1, 2  # kinds, in the order of their conversion
 
 # Binding strength of operators, as in Python.
 _BINARY = {
@@ -15,7 +15,7 @@ _BINARY = {
 }  # fmt: skip
 _COMPARISON, _UNARY, _ATOM = 1, 8, 9
 _MAX_DEPTH = 12  # deeper parts get a name: the language allows 64 levels
-_MAX_NODES = 1 << 16  # far more than an expression may have: tracing stops here
+_MAX_NODES = 1 << 16  # far above any expression's limit; tracing stops here
 
 COMPARISONS = tuple(mark for mark, tight in _BINARY.items() if tight == _COMPARISON)
 INPUTS = ("score", "batch", "head", "q", "k", "seqlen_q", "seqlen_k")
@@ -46,7 +46,7 @@ class Node:
 
 
 class TooLong(ValueError):
-    """More nodes than any expression may have."""
+    """Raised if a graph has more nodes than any expression may have."""
 
 
 class Graph:
@@ -94,7 +94,8 @@ class Graph:
         return node
 
     def expression(self, result: Node, names: Sequence[str]) -> tuple[str, set[str]]:
-        """The expression, and which of the names it needs. Its parts get names that are not among them."""
+        """Returns the expression, and the names that it needs. The expression's parts get names that are not among
+        them."""
         taken = frozenset(names)
         uses: dict[Node, int] = {result: 1}
         for node in reversed(self.nodes):
@@ -126,7 +127,7 @@ def _free_name(number: int, taken: frozenset[str]) -> str:
 
 
 def _written(node: Node, written: dict[Node, tuple[str, int, int]]) -> tuple[str, int, int]:
-    """A node's characters, its binding strength and its depth."""
+    """Returns a node's characters, its binding strength and its depth."""
     mark, operands = node.mark, node.operands
     if not operands:
         return mark, _UNARY if mark.startswith("-") else _ATOM, 0
@@ -137,7 +138,7 @@ def _written(node: Node, written: dict[Node, tuple[str, int, int]]) -> tuple[str
     depth = 1 + max(x[2] for x in of)
     if mark in _BINARY and len(of) == 2:
         tight = _BINARY[mark]
-        least = tight + (tight == _COMPARISON), tight + 1  # a comparison of comparisons would be a chain
+        least = tight + (tight == _COMPARISON), tight + 1  # comparisons of comparisons would be read as a chain
         a, b = (text if t >= wanted else f"({text})" for (text, t, _), wanted in zip(of, least))
         return f"{a} {mark} {b}", tight, depth
     if mark in ("-", "~"):

@@ -1,8 +1,8 @@
 """Gradients on GPUs for which Tandem has no backward kernels (Blackwell): torch's FlashAttention-2 backward on Tandem's
 results.
 
-It serves a part of the forward's options. A forward call that wants gradients with other options is refused before
-anything is computed.
+The backward serves some of the forward's options. A forward call that needs gradients with other options is refused
+before the call computes anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INFINITY = float("inf")
 
 
 class _Mask(NamedTuple):
-    """The mask as torch's operator takes it; None is no bound."""
+    """The mask in the form of torch's operator; None: unbounded."""
 
     causal: bool
     left: int | None
@@ -28,7 +28,7 @@ class _Mask(NamedTuple):
 
 
 def refuse(call_args: CallArgs) -> None:
-    """Raises Unsupported where torch's operator cannot compute the gradients of this call."""
+    """Raises Unsupported if torch's operator cannot compute the gradients of this call."""
     softcap, dropout_p = call_args.get("softcap"), call_args.get("dropout_p")
     used = call_args.get("seqused_q") is not None or call_args.get("seqused_k") is not None
     deterministic = call_args.get("deterministic") and not torch.are_deterministic_algorithms_enabled()
@@ -71,17 +71,17 @@ def _is_packed(call_args: CallArgs) -> bool:
 
 
 def _lengths(call_args: CallArgs) -> tuple[int, int]:
-    """The queries and keys of a sequence; packed: of the longest ones."""
+    """Returns the numbers of queries and keys of a sequence; packed: of the longest sequences."""
     if _is_packed(call_args):
         return call_args.get("max_seqlen_q") or 0, call_args.get("max_seqlen_k") or 0
     return call_args["q"].shape[1], call_args["k"].shape[1]
 
 
 def _mask(call_args: CallArgs) -> _Mask:
-    """Tandem's causal, window and alignment as torch's operator means them, else Unsupported.
+    """Converts Tandem's causal, window and alignment to the operator's arguments, or raises Unsupported.
 
-    The operator's diagonal is bottom-right. It takes a bound of seqlen_k or more for no bound. If only one side has a
-    bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
+    The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one
+    side has a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)
@@ -97,12 +97,15 @@ def _mask(call_args: CallArgs) -> _Mask:
         shift = seqlen_k - seqlen_q - (call_args.get("diagonal_offset") or 0)
         left = None if left is None else left + shift
         right = None if right is None else right - shift
-    # A bound that hides nothing is none.
+    # A bound that hides nothing is dropped.
     left = None if left is not None and left >= seqlen_k - 1 else left
     right = None if right is not None and right >= seqlen_q - 1 and seqlen_q > 0 else right
     for side, bound in (("left", left), ("right", right)):
         if bound is not None and bound < 0:
-            _raise(f"window's {side} bound, counted from the last query and key, ({bound}) is below 0", "mask the keys")
+            _raise(
+                f"window's {side} bound ({bound}, counted from the last query and key) must be at least 0",
+                "mask the keys",
+            )
     as_wide = right >= max(seqlen_k, 1) if right is not None else left is not None and seqlen_q > seqlen_k + 1
     if as_wide:
         _raise(
@@ -113,7 +116,8 @@ def _mask(call_args: CallArgs) -> _Mask:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink, else None. call_args: the call's, with out, lse, dout, dlse."""
+    """Returns the requested gradients of q, k, v, bias and sink, else None. call_args: the call's, with out, lse, dout,
+    dlse."""
     refuse(call_args)
     if call_args.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")
@@ -122,7 +126,7 @@ def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None
     dout = torch.zeros_like(out) if call_args["dout"] is None else call_args["dout"]
     if call_args["q"].numel() == 0 or call_args["k"].numel() == 0:
         return [torch.zeros_like(x) if w else None for x, w in zip(inputs, wanted)]
-    # The operator wants +inf where a query sees no key.
+    # The operator requires +inf if a query sees no key.
     lse = call_args["lse"].masked_fill(call_args["lse"] == -_INFINITY, _INFINITY)
     result: list[Tensor | None] = [None] * 5
     if any(wanted[:3]):
@@ -133,11 +137,11 @@ def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None
 
 
 def _flash_backward(call_args: CallArgs, dout: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv. The operator knows the softmax by its lse alone, which includes a sink."""
+    """Computes dq, dk and dv. The operator reconstructs the softmax from its lse, which includes a sink."""
     q, k, v, out = call_args["q"], call_args["k"], call_args["v"], call_args["out"]
     mask = _mask(call_args)
     random = torch.empty(2, dtype=torch.uint64, device=q.device)  # for dropout
-    dim, dim_v = q.shape[-1], v.shape[-1]  # the operator takes one: columns of zeros change nothing
+    dim, dim_v = q.shape[-1], v.shape[-1]  # the operator has one head_dim: zero columns change nothing
     scale = call_args.get("softmax_scale")
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
         *(_in_pieces(x, max(dim, dim_v)) for x in (dout, q, k, v, out)),
@@ -156,7 +160,10 @@ def _flash_backward(call_args: CallArgs, dout: Tensor, lse: Tensor) -> tuple[Ten
 
 
 def _in_pieces(x: Tensor, dim: int) -> Tensor:
-    """x with zeros up to head_dim dim, copied where its rows are not pieces of 16 bytes (8 elements of 16 bits)."""
+    """Returns x padded with zeros to head_dim dim.
+
+    x is copied if its rows are not pieces of 16 bytes (8 elements of 16 bits).
+    """
     if x.shape[-1] != dim:
         return torch.nn.functional.pad(x, (0, dim - x.shape[-1]))
     aligned = x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and not any(stride % 8 for stride in x.stride()[:-1])
@@ -164,7 +171,8 @@ def _in_pieces(x: Tensor, dim: int) -> Tensor:
 
 
 def _sink_gradient(dout: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """- sum of p_sink * (dout . out) over batch and queries, p_sink = exp(sink - lse); lse (batch, heads, seqlen_q) or
+    """Returns - sum of p_sink * (dout . out) over batch and queries, p_sink = exp(sink - lse); lse (batch, heads,
+    seqlen_q) or
     (heads, total_q)."""
     delta = (dout.float() * out.float()).sum(-1).transpose(-1, -2)
     share = (sink.float()[:, None] - lse).exp()

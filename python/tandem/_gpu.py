@@ -12,7 +12,7 @@ from tandem._errors import error_of
 
 
 def open_gpu(binding: Any, index: int) -> None:
-    """Creates the context of GPU number index. Raises with the library's sentence where that fails."""
+    """Creates the context of GPU number index. Raises with the library's sentence on failure."""
     if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
         os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
     code = binding.open_gpu(index)
@@ -21,7 +21,7 @@ def open_gpu(binding: Any, index: int) -> None:
 
 
 def find_compiler(folders: Sequence[str]) -> str | None:
-    """NVRTC as pip installs it: nvidia/*/lib/libnvrtc.so.<major> in one of Python's folders.
+    """Returns pip's NVRTC: nvidia/*/lib/libnvrtc.so.<major> in one of Python's folders.
 
     The engine searches an active virtual environment, but does not know this interpreter's other folders. The version
     of torch's CUDA is preferred, because the driver serves it, then the newest.
@@ -40,7 +40,7 @@ def find_compiler(folders: Sequence[str]) -> str | None:
 
 
 def descriptions(binding: Any, torch: Any) -> list[str]:
-    """One line for each GPU in use, or for torch's current one where none is yet."""
+    """Returns one line for each GPU in use, or for torch's current GPU if no GPU is in use yet."""
     if not torch.cuda.is_available():
         return []
     gpus = range(torch.cuda.device_count())
@@ -56,5 +56,7 @@ def descriptions(binding: Any, torch: Any) -> list[str]:
 
 
 def workspace(like: Any, size: int) -> Any:
-    """size bytes on the device of like, a torch tensor, by torch's allocator: which knows about streams and graphs."""
+    """Allocates size bytes on the device of like, a torch tensor, by torch's allocator, which tracks streams and
+    graphs.
+    """
     return like.new_empty((size,), dtype=sys.modules["torch"].uint8)

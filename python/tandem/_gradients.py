@@ -30,7 +30,7 @@ def is_own(q: Tensor) -> bool:
 
 
 def like(x: Tensor) -> Tensor:
-    """A tensor for the gradient of x, in x's memory layout where the C interface can write it."""
+    """Returns a tensor for the gradient of x, in x's memory layout if the C interface can write it."""
     compact = x.dim() == 0 or x.stride(-1) == 1
     return torch.empty_like(x) if compact else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
@@ -49,7 +49,7 @@ def refuse(call_args: CallArgs) -> None:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The wanted gradients of q, k, v, bias and sink, then of the tensors that score_mod names; else None.
+    """Returns the requested gradients of q, k, v, bias and sink, then of the tensors that score_mod names; else None.
     call_args: the call's, with out, lse, dout and dlse."""
     if not is_own(call_args["q"]):
         return _flash_backward.gradients(call_args, wanted)

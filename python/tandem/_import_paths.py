@@ -13,12 +13,12 @@ MODULES = ("fa3", "fa4", "flash_attn", "flex", "patch", "sdpa", "torch_sdpa", "t
 
 
 def _target(name: str) -> str:
-    """The name in tandem.compat of "tandem.fa3", "tandem.flash_attn.layers", ..."""
+    """Returns the name in tandem.compat of "tandem.fa3", "tandem.flash_attn.layers", ..."""
     return "tandem.compat." + name.partition(".")[2]
 
 
 class _Loader:
-    """Loads an alias: imports the module it stands for and returns that very object."""
+    """Loads an alias: imports its target module and returns the same object."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(_target(spec.name))
@@ -26,7 +26,8 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # importlib has put the alias's spec into the module. The module keeps its own, so that reload() works.
+        # importlib has put the alias's spec into the module. The module keeps its original spec, so that reload()
+        # works.
         module.__spec__ = module.__spec__.loader_state
 
 
@@ -49,7 +50,7 @@ _loader = _Loader()
 
 
 def install() -> None:
-    """Makes the import system look here first. A second call changes nothing."""
+    """Registers this finder first. A second call changes nothing."""
     if not any(
         type(finder).__name__ == _Finder.__name__ and type(finder).__module__ == __name__ for finder in sys.meta_path
     ):

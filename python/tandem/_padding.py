@@ -19,26 +19,26 @@ def needs_padding(q: Tensor, v: Tensor) -> bool:
 
 
 def padded(x: Tensor) -> Tensor:
-    """x with zeros up to a head_dim that is a multiple of 8."""
+    """Returns x padded with zeros to a head_dim that is a multiple of 8."""
     missing = -x.shape[-1] % 8
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
 def padded_qkv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with padded head dims; unchanged where q's and k's differ, so that the call is refused for it."""
+    """Returns q, k and v with padded head dims; unchanged if q's and k's differ, so that the call is refused for it."""
     if q.shape[-1] != k.shape[-1]:
         return q, k, v
     return padded(q), padded(k), padded(v)
 
 
 def _scale(call_args: CallArgs) -> float:
-    """The call's softmax_scale. Its default depends on the head_dim before padding."""
+    """Returns the call's softmax_scale. The default depends on the head_dim before padding."""
     scale = call_args.get("softmax_scale")
     return call_args["q"].shape[-1] ** -0.5 if scale is None else scale
 
 
 def padded_attention(attention: Callable[..., Any], call_args: CallArgs, return_lse: bool) -> Any:
-    """attention(call_args, return_lse) with padded head dims."""
+    """Computes attention(call_args, return_lse) with padded head dims."""
     q, k, v, out = call_args["q"], call_args["k"], call_args["v"], call_args.get("out")
     dim = v.shape[-1]
     padding = {**dict(zip(("q", "k", "v"), padded_qkv(q, k, v))), "softmax_scale": _scale(call_args)}
@@ -53,7 +53,7 @@ def padded_attention(attention: Callable[..., Any], call_args: CallArgs, return_
 def padded_gradients(
     gradients: Callable[..., list[Tensor | None]], call_args: CallArgs, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """gradients(call_args, wanted) with padded head dims."""
+    """Computes gradients(call_args, wanted) with padded head dims."""
     dims = [call_args[name].shape[-1] for name in ("q", "k", "v")]
     whole = {name: padded(call_args[name]) for name in ("q", "k", "v", "out", "dout")}
     result = gradients({**call_args, **whole, "softmax_scale": _scale(call_args)}, wanted)

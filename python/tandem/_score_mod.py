@@ -11,7 +11,7 @@ from tandem import _arrays
 
 MODS = ("score_mod", "mask_mod")
 
-# An expression as call_args has it, and for each name (name, number or tensor, tensor for its gradient or None).
+# An expression in the form of call_args: for each name (name, number or tensor, tensor for its gradient or None).
 Bound = tuple[str, tuple[tuple[str, Any, Any], ...]]
 
 
@@ -33,7 +33,7 @@ class Mod:
             raise TypeError(f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)'")
         self.text = text
         self.bindings = bindings
-        self.origin = ""  # file and line of the function that it was traced from
+        self.origin = ""  # file and line of the traced function
 
     def __repr__(self) -> str:
         return ", ".join((f"Mod({self.text!r}", *(f"{name}={_shown(x)}" for name, x in self.bindings.items()))) + ")"
@@ -71,7 +71,7 @@ class Blocks(NamedTuple):
     ) -> Blocks:
         """The visible blocks of a mask_mod: an expression, or a :class:`Mod` whose arrays lie on the device.
 
-        As in torch, a block is in full_kv_indices if all of it is visible and within the sequences. It is else in
+        As in torch, a block is in full_kv_indices if all of it is visible and within the sequences. A block is else in
         kv_indices if some of it is visible. batch, heads: 1 if the expression reads neither. device: None for numpy
         arrays, else the device of torch tensors. Interval arithmetic decides most blocks, and no array of seqlen_q x
         seqlen_k is built.
@@ -84,8 +84,8 @@ class Blocks(NamedTuple):
 
 
 def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool) -> dict[str, Any]:
-    """The lists of a block mask by torch's names: :class:`Blocks`' and, by_keys, the lists for each block of keys.
-    sizes: batch, heads, seqlen_q, seqlen_k, queries and keys of a block.
+    """Returns the lists of a block mask by torch's names: :class:`Blocks`' lists and, with by_keys, the lists for each
+    block of keys. sizes: batch, heads, seqlen_q, seqlen_k, queries and keys of a block.
     """
     from tandem import _binding
 
@@ -103,7 +103,7 @@ def made_lists(mask_mod: Any, sizes: tuple[int, ...], device: Any, by_keys: bool
 
 
 def _new_arrays(device: Any) -> Any:
-    """A function that makes an array from a shape and the name of a type."""
+    """Returns a function that creates an array from a shape and the name of a type."""
     if device is None:
         return np.empty
     import torch
@@ -120,7 +120,7 @@ def is_number(x: Any) -> bool:
 
 
 def bound(mod: Any, argument: str) -> Bound:
-    """The caller's score_mod or mask_mod as call_args has it."""
+    """Returns the caller's score_mod or mask_mod in the form of call_args."""
     if isinstance(mod, str):
         mod = Mod(mod)
     if not isinstance(mod, Mod):
@@ -140,19 +140,19 @@ def _value(x: Any, name: str) -> Any:
 
 
 def tensors_of(mod: Bound | None) -> list[Any]:
-    """The tensors that an expression names, in order."""
+    """Returns the tensors that an expression names, in order."""
     return [] if mod is None else [x for _, x, _ in mod[1] if not is_number(x)]
 
 
 def replaced(mod: Bound, tensors: Sequence[Any], gradients: Sequence[Any] = ()) -> Bound:
-    """The same expression with other tensors, and with tensors for their gradients."""
+    """Returns the same expression with other tensors, and with tensors for their gradients."""
     values, places = iter(tensors), iter(gradients)
     items = ((name, x, None) if is_number(x) else (name, next(values), next(places, None)) for name, x, _ in mod[1])
     return mod[0], tuple(items)
 
 
 def described(mod: Bound, argument: str) -> Bound:
-    """The same expression with descriptions of its tensors, for a binding that cannot read them."""
+    """Returns the same expression with descriptions of its tensors, for a binding that cannot read them."""
     items = []
     for name, x, gradient in mod[1]:
         known = x if is_number(x) or isinstance(x, tuple) else _arrays.describe(x, f"{argument}.{name}")
@@ -163,7 +163,7 @@ def described(mod: Bound, argument: str) -> Bound:
 
 
 def named(call_args: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a call's expressions, by their names in error messages."""
+    """Returns the tensors of a call's expressions, by their names in error messages."""
     return {
         f"{argument}.{name}": x
         for argument in MODS
@@ -173,7 +173,7 @@ def named(call_args: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_out(call_args: dict[str, Any]) -> list[Any]:
-    """The tensors of a call's expressions, which are replaced by None."""
+    """Removes the tensors of a call's expressions and returns them."""
     found = []
     for argument in MODS:
         if (mod := call_args.get(argument)) is not None:

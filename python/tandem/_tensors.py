@@ -1,4 +1,4 @@
-"""torch tensors as the C interface reads them: checked, without lazy negation, and with their versions counted."""
+"""torch tensors in the C interface's form: checked, without lazy negation, and with their versions counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_tensor(x: Any, name: str) -> None:
 
 
 def check_layouts(tensors: Iterable[tuple[str, Any]]) -> None:
-    """Raises where a tensor has no strides or several shapes."""
+    """Raises if a tensor has no strides or several shapes."""
     for name, x in tensors:
         if isinstance(x, Tensor):
             check_layout(x, name)
@@ -35,11 +35,11 @@ def check_layout(x: Tensor, name: str) -> None:
             f"{name} ({str(x.layout).rpartition('.')[2]}) must be a strided tensor: to_dense() makes one of it"
         )
     if x._is_zerotensor():
-        raise TypeError(f"{name} (a zero tensor without memory) must have memory: torch.zeros_like makes one that has")
+        raise TypeError(f"{name} (a zero tensor without memory) must have memory: torch.zeros_like has memory")
 
 
 def resolved(x: Any) -> Any:
-    """x with a lazy negation carried out, which the C interface cannot see."""
+    """Returns x with a lazy negation carried out, which the C interface cannot see."""
     if isinstance(x, Tensor):
         if x.is_neg():
             return x.resolve_neg()
@@ -49,7 +49,7 @@ def resolved(x: Any) -> Any:
 
 
 def check_writable(x: Tensor, name: str) -> None:
-    """Raises where a tensor that is written in place is not its memory's plain value, or wants a gradient."""
+    """Raises if a tensor that is written in place is lazily negated, or requires a gradient."""
     if x.is_neg():
         raise ValueError(f"{name} (lazily negated) must be a plain tensor, since it is written: pass a new tensor")
     if x.requires_grad and torch.is_grad_enabled():
@@ -60,6 +60,6 @@ def check_writable(x: Tensor, name: str) -> None:
 
 
 def count_write(x: Any) -> None:
-    """Increments x's version, from which autograd knows that x was written in place."""
+    """Increments x's version, by which autograd detects that x was written in place."""
     if isinstance(x, Tensor) and not x.is_inference():
         torch.autograd.graph.increment_version(x)

@@ -18,7 +18,7 @@ from tandem._padding import needs_padding, padded_attention
 from tandem._tensors import PLAIN, check_layouts, check_tensor, check_writable, count_write, resolved
 from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, to_op_args
 
-# The names that _api.py reads of this module.
+# The names of this module that _api.py reads.
 new_outputs, padded_qkv, new_gradient = _torch_ops.new_outputs, _padding.padded_qkv, _gradients.like
 
 _WITHOUT_GRADIENT = frozenset(TENSORS[DIFFERENTIABLE:])
@@ -27,8 +27,8 @@ _WRITTEN = ("out", "max_scores")
 
 
 class _Attention(torch.autograd.Function):
-    """The gradient of an eager call. Takes q, k, v, bias, sink, then all of call_args as one argument, since each
-    argument costs time, return_lse, and the tensors that score_mod names."""
+    """The gradient of an eager call. The call's arguments are q, k, v, bias, sink, call_args, return_lse, and the
+    tensors that score_mod names. call_args is one argument, because each argument costs time."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -72,7 +72,7 @@ _apply = super(torch.autograd.Function, _Attention).apply  # without functorch's
 
 
 def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True if nothing but autograd's reverse mode watches these tensors."""
+    """True if only autograd's reverse mode observes these tensors."""
     return (
         type(q) in PLAIN
         and type(k) in PLAIN
@@ -87,13 +87,13 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attention(call_args: CallArgs, return_lse: bool) -> Any:
-    """tandem.attention for torch tensors. call_args: its arguments."""
+    """Computes tandem.attention for torch tensors. call_args: its arguments."""
     if torch.compiler.is_compiling():  # the dispatcher then resolves lazy negations
         return _attention(call_args, return_lse, True)
     try:
         return _attention(call_args, return_lse, False)
     except RuntimeError as error:
-        if not isinstance(error, Unsupported):  # torch's own: a layout without strides may be the reason
+        if not isinstance(error, Unsupported):  # torch's error: a layout without strides may be the reason
             check_layouts(call_args.items())
         raise
 
@@ -127,7 +127,7 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
     if out is not None:
         if wants_gradient or out.requires_grad:
             raise ValueError(
-                "out must be None where a gradient is wanted, and must not require one itself: leave it out, or call "
+                "out must be None if a gradient is required, and must not require a gradient: omit out, or call "
                 "under torch.no_grad() with detached tensors"
             )
     elif wants_gradient:
@@ -179,7 +179,7 @@ def _check_options(call_args: CallArgs) -> list[Tensor]:
 
 
 def _traced(call_args: CallArgs, return_lse: bool) -> Any:
-    """attention() by the operator, for everything that traces or transforms."""
+    """Computes attention() by the operator, for tracing and transforms."""
     if "out" in call_args:
         raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
     max_scores = call_args.get("max_scores")
@@ -188,7 +188,7 @@ def _traced(call_args: CallArgs, return_lse: bool) -> Any:
         refuse_tangents(inputs)
         check_layouts(zip(INPUTS, inputs))
     if max_scores is not None:
-        # Operators write into none of their arguments, so max_scores is the result of a second one.
+        # Operators write none of their arguments, so that max_scores is the result of a second operator.
         max_scores.copy_(torch.ops.tandem.max_scores(*_detached(inputs), **options))
     if torch._C._are_functorch_transforms_active():
         captured = _torch_ops.captured_of(inputs)
@@ -203,10 +203,11 @@ def _detached(inputs: Sequence[Any]) -> list[Any]:
 
 
 def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """tandem.attention of q, k and v (batch, heads, seqlen, head_dim), with neither packed sequences nor dropout.
+    """Computes tandem.attention of q, k and v (batch, heads, seqlen, head_dim), with neither packed sequences nor
+    dropout.
 
-    Returns (batch, seqlen_q, heads_q, head_dim_v). Without gradients it saves the three transposes, which take as long
-    as all the rest of a small call.
+    Returns (batch, seqlen_q, heads_q, head_dim_v). Without gradients it avoids the three transposes, which take as long
+    as the rest of a small call.
     """
     modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
     longer = modified or torch.compiler.is_compiling() or torch.is_grad_enabled() or needs_padding(q, v)
@@ -223,7 +224,7 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tensor, Tensor]:
-    """tandem.merge for torch tensors."""
+    """Computes tandem.merge for torch tensors."""
     for name, tensors in (("outs", outs), ("lses", lses)):
         for n, x in enumerate(tensors):
             check_tensor(x, f"{name}[{n}]")
@@ -233,7 +234,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tens
 
 
 def _merge_in_torch(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
-    """The merge in torch's operations, which torch.func transforms."""
+    """Merges by torch's operations, which torch.func transforms."""
     largest = torch.stack([x.detach() for x in lses]).amax(0)
     largest = torch.where(largest == -torch.inf, 0.0, largest)
     weights = [torch.exp(x - largest) for x in lses]
@@ -252,7 +253,7 @@ def _merge_in_torch(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: boo
 
 
 def prepare_backward(call_args: CallArgs) -> None:
-    """Refuses what attention_backward cannot see, and resolves lazy negations."""
+    """Refuses tensors that attention_backward cannot differentiate, and resolves lazy negations."""
     check_layouts(call_args.items())
     if torch._C._are_functorch_transforms_active():
         raise Unsupported(
@@ -285,7 +286,7 @@ def refuse_other_gradients(call_args: CallArgs) -> None:
 def other_gradients(
     call_args: CallArgs, wanted: Sequence[bool], targets: Sequence[Any], accumulate: bool
 ) -> list[Tensor | None]:
-    """The gradients that torch's operator or padded tensors give, put into the targets."""
+    """Computes gradients by torch's operator or with padded tensors, and copies them to the targets."""
     results = []
     for x, target in zip(_gradients.gradients(call_args, wanted), targets):
         if target is None or target is False or x is None:

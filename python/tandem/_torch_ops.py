@@ -26,19 +26,19 @@ from tandem._errors import Unsupported
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
 from tandem._tensors import PLAIN
 
-# Tandem and torch share one set of threads. Without torch's OpenMP Tandem's own threads serve.
+# Tandem and torch share one set of threads. Without torch's OpenMP Tandem uses its threads.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 
 def new_outputs(
     q: Tensor, v: Tensor, float32: bool | None = False, layout_of_q: bool | None = False
 ) -> tuple[Tensor, Tensor]:
-    """out and lse, not filled."""
+    """Allocates out and lse."""
     return new_out(q, v, float32, layout_of_q), new_lse(q)
 
 
 def new_out(q: Tensor, v: Tensor, float32: bool | None = False, layout_of_q: bool | None = False) -> Tensor:
-    """layout_of_q: dimensions lie in memory in the order of q's, the last one innermost."""
+    """layout_of_q: the dimensions have the memory order of q's, the last one innermost."""
     shape = q.shape
     if layout_of_q and len(shape) == 4:
         order = [*sorted(range(3), key=lambda d: -q.stride(d)), 3]
@@ -54,7 +54,7 @@ def new_out(q: Tensor, v: Tensor, float32: bool | None = False, layout_of_q: boo
 
 
 def outputs_of(call_args: CallArgs) -> tuple[Tensor, Tensor]:
-    """out and lse of a call, not filled."""
+    """Allocates out and lse of a call."""
     return new_outputs(call_args["q"], call_args["v"], call_args.get("float32_out"), call_args.get("layout_of_q"))
 
 
@@ -68,8 +68,8 @@ def new_lse(q: Tensor) -> Tensor:
 
 # ---- Schemas -------------------------------------------------------------------------------------------------------
 
-# An operator takes INPUTS by position and the options by name. Rows of options.def keep their order, so that positions
-# do not change.
+# An operator has INPUTS by position and the options by name. Rows of options.def keep their order, so that positions do
+# not change.
 _SEED = INPUTS.index("seed")
 _SINK = INPUTS.index("sink")  # autocast casts those before it
 DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
@@ -91,7 +91,7 @@ _merge_op = torch.ops.tandem.merge.default
 
 
 def to_op_args(call_args: CallArgs) -> tuple[list[Any], dict[str, Any]]:
-    """A call's arguments as the operator's: inputs by position and options by name."""
+    """Converts a call's arguments to the operator's: inputs by position and options by name."""
     inputs = [call_args.get(name) for name in INPUTS]
     seed = inputs[_SEED]
     if seed is not None and not isinstance(seed, Tensor):
@@ -115,7 +115,7 @@ def to_op_args(call_args: CallArgs) -> tuple[list[Any], dict[str, Any]]:
 
 
 def append_captured(inputs: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
-    """An operator's inputs, followed by the tensors that score_mod and mask_mod name."""
+    """Returns an operator's inputs, followed by the tensors that score_mod and mask_mod name."""
     return [*inputs, list(captured)] if captured else list(inputs)
 
 
@@ -124,7 +124,7 @@ def captured_of(inputs: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
-    """A call's arguments from the operator's; arguments with default values may be missing."""
+    """Converts the operator's arguments to the call's; arguments with default values may be missing."""
     call_args = dict(zip(INPUTS, inputs))
     call_args.update(options)
     call_args["window"] = (call_args.pop("window_left", None), call_args.pop("window_right", None))
@@ -177,14 +177,14 @@ def _backward_kernel(
 
 
 def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x in the layout that the fake kernel promises, which torch's backward need not return."""
+    """Returns the gradient of x in the layout that the fake kernel promises, which torch's backward need not return."""
     if not gradient.is_cuda or gradient.stride() == _gradients.like(x.detach().to("meta")).stride():
         return gradient
     return _gradients.like(x).copy_(gradient)
 
 
 def _new_merged(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
-    """out and lse of all parts, not filled."""
+    """Allocates out and lse of all parts."""
     out = torch.empty(outs[0].shape, dtype=torch.float32 if float32 else outs[0].dtype, device=outs[0].device)
     return out, new_lse(outs[0])
 
@@ -248,7 +248,7 @@ def save(ctx: Any, inputs: Sequence[Any], captured: Sequence[Any], options: dict
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:
-    """out, lse, the inputs, and the captured tensors."""
+    """Returns out, lse, the inputs, and the captured tensors."""
     out, lse, *tensors = ctx.saved_tensors
     return out, lse, tensors[: ctx.inputs], tensors[ctx.inputs :]
 
@@ -256,14 +256,16 @@ def saved(ctx: Any) -> tuple[Any, ...]:
 def _differentiate(
     ctx: Any, dout: Tensor | None, dlse: Tensor | None, wanted_captured: Sequence[bool], backward: Any
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
-    """The gradients of q, k, v, bias and sink, and of the captured tensors, by backward(dout, dlse, ..., wanted=)."""
+    """Returns the gradients of q, k, v, bias and sink, and of the captured tensors, by backward(dout, dlse, ...,
+    wanted=).
+    """
     if dout is None and dlse is None:
         return (None,) * DIFFERENTIABLE, (None,) * len(wanted_captured)
     out, lse, inputs, captured = saved(ctx)
     wanted, options = list(ctx.needs_input_grad[:DIFFERENTIABLE]), ctx.options
     if captured:
         names, numbers = (options.get(f"score_mod_{part}") or () for part in ("names", "numbers"))
-        of_score_mod = len(names) - len(numbers)  # these come first; a mask has no gradient
+        of_score_mod = len(names) - len(numbers)  # these are first; a mask has no gradient
         wanted_captured = [w and n < of_score_mod for n, w in enumerate(wanted_captured)]
         options = {**options, "wanted_captured": wanted_captured}
     *gradients, others = backward(dout, dlse, out, lse, *append_captured(inputs, captured), wanted=wanted, **options)
@@ -336,7 +338,7 @@ def _backward_autograd(keyset: Any, *arguments: Any, **options: Any) -> tuple[An
 
 
 class _Merge(torch.autograd.Function):
-    """Gradients of out = sum exp(part_lse - lse) part_out and of lse, in torch's operations: these have derivatives."""
+    """Gradients of out = sum exp(part_lse - lse) part_out and of lse, by torch's operations, which have derivatives."""
 
     @staticmethod
     def forward(ctx: Any, keyset: Any, float32: bool, *parts: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,7 +355,7 @@ class _Merge(torch.autograd.Function):
         dout = (torch.zeros_like(out) if dout is None else dout).to(lse.dtype)
         douts, dlses = [], []
         for part, part_lse in zip(parts[:half], parts[half:]):
-            # A part of weight 0 may hold anything.
+            # A part of weight 0 may have any contents.
             weight = torch.where(part_lse == -torch.inf, 0.0, torch.exp(part_lse - lse))
             column = weight.transpose(-1, -2).unsqueeze(-1)  # (..., seqlen, heads, 1)
             difference = torch.where(column == 0, 0.0, part.to(lse.dtype) - out.to(lse.dtype))
@@ -382,7 +384,7 @@ _library.impl("merge", _merge_autograd, "Autograd", with_keyset=True)
 class Transformed(torch.autograd.Function):
     """The operator under functorch (torch.func.grad, vmap), which the dispatcher's autograd kernels do not serve."""
 
-    generate_vmap_rule = True  # by the operators' rules
+    generate_vmap_rule = True  # derived from the operators' rules
 
     @staticmethod
     def forward(options: dict[str, Any], *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -397,7 +399,7 @@ class Transformed(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[1:]
 
-        class Context:  # without the options, which come first
+        class Context:  # without the options, which are first
             saved_tensors, inputs, options = ctx.saved_tensors, ctx.inputs, ctx.options
             needs_input_grad = needed
 
@@ -408,7 +410,7 @@ class Transformed(torch.autograd.Function):
 
 
 class _TransformedBackward(torch.autograd.Function):
-    """The operator's backward under functorch. Its own derivative is refused."""
+    """The operator's backward under functorch. The derivative of the backward is refused."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""A Python function of torch's FlexAttention as an expression: it is called once, with symbols in place of numbers.
+"""Converts a Python function of torch's FlexAttention to an expression, by one call with symbols in place of numbers.
 
 Symbols are subclasses of torch.Tensor without values. torch's functions and operators reach _torch_function(), which
 applies a rule of _trace_rules.py or _trace_rows.py or refuses with the function's file and line.
@@ -28,19 +28,19 @@ from tandem._trace_rules import RULES, UNKNOWN, kind_of, wrapped
 from tandem._trace_values import changes, fits
 
 _ARGUMENTS = {"score_mod": ("score", "batch", "head", "q", "k"), "mask_mod": ("batch", "head", "q", "k")}
-_MAX_NAMES = 32  # in one expression
+_MAX_NAMES = 32  # limit per expression
 _DTYPES = {BOOL: torch.bool, INT: torch.int32, FLOAT: torch.float32}
 _NARROW = (torch.uint8, torch.int8, torch.int16)  # results wrap around; expressions read them as int32
-_WIDE = (torch.int64, torch.uint32, torch.uint64)  # may hold numbers that an int does not
+_WIDE = (torch.int64, torch.uint32, torch.uint64)  # may hold numbers that exceed an int
 _NOT_USERS = tuple(os.path.dirname(module.__file__) + os.sep for module in (torch, np, sys.modules["tandem"]))
 
 
 @torch.compiler.disable
 def trace(function: Callable[..., Any], argument: str, device: torch.device, compiled: bool = False) -> Mod:
-    """The expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
+    """Returns the expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx).
 
-    argument: "score_mod" or "mask_mod". device: where the attention is computed. compiled: torch.compile calls this,
+    argument: "score_mod" or "mask_mod". device: the device of the attention. compiled: torch.compile calls this,
     and changing numbers become tensors, so that no new graph is needed.
     Raises Unsupported, with file and line, for a function without an expression.
     """
@@ -60,7 +60,7 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device, com
 
 
 def lengths(symbol: Symbol) -> tuple[Symbol, Symbol]:
-    """The lengths of the queries' and the keys' sequence, as symbols of the trace that `symbol` belongs to."""
+    """Returns the lengths of the queries' and the keys' sequence, as symbols of the trace of `symbol`."""
     tracing = symbol.tracing
     return tuple(tracing.symbol(tracing.input(name, INT)) for name in ("seqlen_q", "seqlen_k"))
 
@@ -73,14 +73,14 @@ def _place(function: Any) -> str:
 
 
 def _user_frame() -> FrameType:
-    """The innermost frame of the caller's own code."""
+    """Returns the innermost frame of the caller's code."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
         frame = frame.f_back
     return frame
 
 
-# ---- Functions with a backward of their own --------------------------------------------------------------------------
+# ---- Functions with a custom backward --------------------------------------------------------------------------------
 
 _lock = threading.Lock()
 _traces = 0
@@ -91,7 +91,7 @@ def _refusing_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Symbolic):
             x.tracing.refuse(
-                f"{cls.__name__} is a torch.autograd.Function, and no expression has its backward: use torch's "
+                f"{cls.__name__} is a torch.autograd.Function, whose backward is not supported: use torch's "
                 "functions, whose gradients tandem derives"
             )
     return _torch_apply.__func__(cls, *args, **kwargs)
@@ -99,7 +99,7 @@ def _refusing_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_autograd_functions() -> Iterator[None]:
-    """While this is entered, torch.autograd.Function.apply refuses symbols; it serves all other calls."""
+    """A context in which torch.autograd.Function.apply refuses symbols; all other calls are served."""
     global _traces
     with _lock:
         _traces += 1
@@ -122,7 +122,7 @@ class _Tracing:
         self.graph = Graph()
         self.bindings: dict[str, Any] = {}
         self.grad_enabled = torch.is_grad_enabled()
-        self._names: dict[Any, str] = {}  # by the number or the tensor's id
+        self._names: dict[Any, str] = {}  # key: the number, or the tensor's id
         self._tensors: list[Tensor] = []  # keeps the ids alive
         self._suffixes: dict[str, int] = {}
         self._numbers: dict[str, list[Node]] = {}  # the leaves of each number
@@ -136,7 +136,7 @@ class _Tracing:
         hides_gradient = self.grad_enabled and node.differentiable and not torch.is_grad_enabled()
         if hides_gradient and node.operands:
             self.refuse(
-                "torch.no_grad() hides a float from its gradient, which no expression can do: leave it out, or compute "
+                "torch.no_grad() hides a float from its gradient, which is not supported: leave it out, or compute "
                 "with tensors that require no gradient"
             )
         return Symbol(self, node)
@@ -148,7 +148,7 @@ class _Tracing:
         raise kind(f"{self.argument} ({where}): {what}")
 
     def result(self, value: Any, function: Any) -> Node:
-        """The node of the function's return value."""
+        """Returns the node of the function's return value."""
         wanted = "a bool" if self.argument == "mask_mod" else "a number"
         given = type(value).__name__
         if isinstance(value, Tensor) and value.dim():
@@ -163,7 +163,7 @@ class _Tracing:
         )
 
     def mod(self, node: Node, function: Any, compiled: bool) -> Mod:
-        """The expression of a result, with the bindings that it needs."""
+        """Returns the expression of a result, with the bindings that it needs."""
         expression, needed = self.graph.expression(node, tuple(self.bindings))
         if len(needed) > _MAX_NAMES:
             self._inline_numbers(needed)
@@ -190,7 +190,7 @@ class _Tracing:
     # ---- Operands ----
 
     def node(self, x: Any) -> Node:
-        """An operand: a symbol, a number, or a tensor without dimensions."""
+        """Converts an operand: a symbol, a number, or a tensor without dimensions."""
         if isinstance(x, Symbol):
             return x.node
         if isinstance(x, np.generic):
@@ -206,19 +206,19 @@ class _Tracing:
         self.refuse(f"{type(x).__name__} is neither a number nor a tensor: convert it outside of the function")
 
     def _number(self, x: Any) -> Node:
-        """A literal of the function's own code, or a number that it captured: one that may change without the code."""
+        """Converts a number: a literal of the function's code, or a captured number, which may change."""
         if isinstance(x, int) and not -(2**31) < x < 2**31:
             self.refuse(f"the number {x} has more than int's 32 bits")
         if isinstance(x, bool) or (isinstance(x, float) and not math.isfinite(x)) or _is_literal(x):
             return self.graph.constant(x)
-        # 0.0 and -0.0 are two keys
+        # 0.0 and -0.0 are different keys.
         name = self._name_of(lambda v: v is x and type(v) is type(x), (type(x), repr(x)), x, "number")
         leaf = self.graph.leaf(name, INT if isinstance(x, int) else FLOAT, isinstance(x, int) and x >= 0)
         self._numbers.setdefault(name, []).append(leaf)
         return leaf
 
     def element(self, tensor: Tensor, indices: tuple[Node, ...]) -> Node:
-        """The element of a captured tensor."""
+        """Returns the element of a captured tensor."""
         if not tensor.dim() and tensor.device != self.device and tensor.device.type == "cpu":
             return self._number(tensor.item())
         if tensor.is_complex() or tensor.is_quantized:
@@ -245,7 +245,7 @@ class _Tracing:
         return node
 
     def _name_of(self, is_x: Callable[[Any], bool], key: Any, value: Any, otherwise: str) -> str:
-        """The name that a number or tensor has in the expression: its variable's, where it has one."""
+        """Returns the name of a number or tensor in the expression: its variable's name, if it has one."""
         if (name := self._names.get(key)) is not None:
             return name
         frame = _user_frame()
@@ -266,9 +266,9 @@ class _Tracing:
     def unary(self, mark: str, a: Any) -> Symbol:
         node = self.node(a)
         if mark == "-" and node.kind == BOOL:
-            self.refuse("'-' takes a number, and this is a bool: use ~")
+            self.refuse("'-' must have a number, not a bool: use ~")
         if mark == "~" and node.kind == FLOAT:
-            self.refuse("'~' takes a bool or an int, and this is a float")
+            self.refuse("'~' must have a bool or an int, not a float")
         return self.symbol(wrapped(self, self.graph.unary(mark, node), node.narrow))
 
     def binary(self, mark: str, a: Any, b: Any) -> Symbol:
@@ -279,11 +279,11 @@ class _Tracing:
             if mark not in ("&", "|", "^", "==", "!="):
                 a, b = self.to(INT, a), self.to(INT, b)
         if mark in ("&", "|", "^", "<<", ">>") and FLOAT in (a.kind, b.kind):
-            self.refuse(f"{mark!r} takes bools or ints, and one side is a float: compare it")
+            self.refuse(f"{mark!r} must have bools or ints, not a float: compare the float first")
         return self.symbol(wrapped(self, self.graph.binary(mark, a, b), narrow))
 
     def _narrow(self, *operands: Any) -> Any:
-        """The torch type of a result of 8- and 16-bit ints, by torch's promotion; None for all other operands."""
+        """Returns the torch type of a result of 8- and 16-bit ints, by torch's promotion; None for other operands."""
         dtypes = []
         for x in operands:
             if isinstance(x, (int, float, np.generic)):
@@ -296,7 +296,7 @@ class _Tracing:
         return dtype if dtype in _NARROW else None
 
     def call(self, name: str, *operands: Any, kind: int | None = None) -> Symbol:
-        """A function of numbers, all of one kind unless kind is given."""
+        """Applies a function of numbers, all of one kind unless kind is given."""
         narrow = self._narrow(*operands)
         nodes = [self.node(x) for x in operands]
         nodes = [self.to(INT, x) if x.kind == BOOL else x for x in nodes]
@@ -310,7 +310,7 @@ class _Tracing:
         narrow = self._narrow(a, b)
         condition, a, b = self.node(condition), self.node(a), self.node(b)
         if condition.kind != BOOL:
-            self.refuse("a condition is a bool, and this is a number: compare it")
+            self.refuse("a condition must be a bool, not a number: compare the number")
         node = self.graph.call("select", max(a.kind, b.kind), condition, a, b)
         return self.symbol(wrapped(self, node, narrow))
 
@@ -322,14 +322,14 @@ class _Tracing:
         return x if isinstance(x, Symbolic) else Row(self, x)
 
     def index(self, row: Row, index: Any) -> Any:
-        """An element of a tensor, or the rest of it where indices are still to come."""
+        """Returns an element of a tensor, or the remaining tensor if indices are missing."""
         parts = index if isinstance(index, tuple) else (index,)
         free = [n for n, slot in enumerate(row.slots) if slot is None]
         if any(x is Ellipsis for x in parts):
             at = next(n for n, x in enumerate(parts) if x is Ellipsis)
             parts = (*parts[:at], *(slice(None),) * (len(free) - len(parts) + 1), *parts[at + 1 :])
         if any(x is None for x in parts):
-            self.refuse("None adds a dimension, and a score is one number: index without it")
+            self.refuse("an index must not be None, because a score is one number: leave None out")
         if len(parts) > len(free):
             self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}", IndexError)
         slots = list(row.slots)
@@ -341,16 +341,16 @@ class _Tracing:
         return self.symbol(self.element(row.tensor, tuple(slots)))
 
     def _position(self, x: Any, size: int) -> Node:
-        """An index as expressions have it: from 0, where torch counts negative ones from the end."""
+        """Converts an index to an expression's, which counts from 0. torch counts negative indices from the end."""
         if isinstance(x, int) and not isinstance(x, bool):
             if not -size <= x < size:
                 self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
             return self.graph.constant(x % size)
         if isinstance(x, (slice, list, bool)):
-            self.refuse(f"an index is a number, and this is a {type(x).__name__}")
+            self.refuse(f"an index must be a number, not a {type(x).__name__}")
         node = self.node(x)
         if node.kind != INT:
-            self.refuse(f"an index is an int, and this is a {('bool', '', 'float')[node.kind]}: .int() makes it one")
+            self.refuse(f"an index must be an int, not a {('bool', '', 'float')[node.kind]}: convert with .int()")
         if node.positive:
             return node
         below = self.graph.binary("<", node, self.graph.constant(0))
@@ -358,7 +358,7 @@ class _Tracing:
 
 
 def _is_literal(x: Any) -> bool:
-    """True if a number is written in the function that runs, and is not one that it captured."""
+    """True if a number is a literal of the running function, and not a captured one."""
     frame = _user_frame()
     code = frame.f_code
 
@@ -377,7 +377,7 @@ _METHODS = ("dim", "size", "numel", "nelement", "element_size", "is_floating_poi
 
 
 def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of one of torch's functions of symbols."""
+    """Returns the result of one of torch's functions of symbols."""
     flat = [*args, *kwargs.values()]
     flat += [y for x in flat if isinstance(x, (tuple, list)) for y in x]
     tracing = next(x.tracing for x in flat if isinstance(x, Symbolic))
@@ -400,9 +400,7 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args = (args[1], args[0], *args[2:])
     rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
     if rule is None:
-        tracing.refuse(
-            f"no expression has torch's {name} (docs/score_mod.md): write it with the functions that are there"
-        )
+        tracing.refuse(f"no expression has torch's {name} (docs/score_mod.md): use the functions of that page")
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
@@ -423,7 +421,7 @@ def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
 
 
 class Symbolic(torch.Tensor):
-    """A tensor without values; its class defines its meaning. It lies on "meta"."""
+    """A tensor without values. The tensor's class defines its meaning. The tensor's device is "meta"."""
 
     tracing: _Tracing
 
@@ -432,7 +430,7 @@ class Symbolic(torch.Tensor):
         return _torch_function(func, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
-        """An operator with a numpy number on its left side."""
+        """Applies an operator with a numpy number on its left side."""
         if method != "__call__" or len(inputs) != 2 or not all(isinstance(x, (Symbolic, np.generic)) for x in inputs):
             self.tracing.refuse(UNKNOWN["__array__"])
         return _torch_function(ufunc, inputs, {})
@@ -456,7 +454,7 @@ def _stand_in(cls: type, shape: Sequence[int], dtype: torch.dtype) -> Any:
 
 
 class Symbol(Symbolic):
-    """A number that has no value yet, in place of a score or an index."""
+    """A number without a value, in place of a score or an index."""
 
     node: Node
 
@@ -470,7 +468,7 @@ class Symbol(Symbolic):
 
 
 class Row(Symbolic):
-    """A captured tensor. Some dimensions have their index, a node; None marks the rest."""
+    """A captured tensor. Some dimensions have an index, which is a node; None marks the rest."""
 
     tensor: Tensor
     slots: list[Node | None]

@@ -33,7 +33,7 @@ def _is_array(x: Any) -> bool:
 
 
 def unrolled(t: Any, x: Any) -> Any:
-    """x as a Vector: a symbol has the shape ()."""
+    """Returns x as a Vector: a symbol has the shape ()."""
     trace = _classes()
     if isinstance(x, trace.Vector):
         return x
@@ -60,7 +60,7 @@ def _check_count(t: Any, x: Any) -> None:
 
 
 def _picked(x: Any, places: Tensor) -> Any:
-    """The elements of a Vector at these places, in the shape of the places."""
+    """Returns the elements of a Vector at these places, in the shape of the places."""
     elements = [x.elements[n] for n in places.flatten().tolist()]
     if not places.dim():
         return elements[0]
@@ -72,7 +72,7 @@ def _places(x: Any) -> Tensor:
 
 
 def _elementwise(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of single numbers as one of Vectors."""
+    """Converts a rule of single numbers to a rule of Vectors."""
 
     def apply(t: Any, *args: Any, **kwargs: Any) -> Any:
         arrays = {n: unrolled(t, x) for n, x in enumerate(args) if _is_array(x)}
@@ -141,14 +141,14 @@ def _joined(t: Any, vectors: list[Any], join: Callable[..., Tensor], dim: int) -
 
 
 class Extreme(NamedTuple):
-    """The result of torch.max(x, dim), of which there are the values alone."""
+    """The result of torch.max(x, dim), of which only the values exist."""
 
     values: Any
     indices: None = None
 
 
 def _reduction(join: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
-    """A rule x.f(dim, keepdim) that joins the elements along dim, or all of them."""
+    """Returns a rule x.f(dim, keepdim) that combines the elements along dim, or all of them."""
 
     def rule(t: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **other: Any) -> Any:
         is_dim = dim is None or type(dim) is int or (type(dim) in (tuple, list) and all(type(d) is int for d in dim))
@@ -262,7 +262,9 @@ _JOINED: dict[str, Callable[..., Any]] = {
 
 
 def rule_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any] | None:
-    """The rule of a function for these arguments, where they have rows or it makes or joins them."""
+    """Returns the rule of a function for these arguments, if they have rows, or if the function creates or combines
+    rows.
+    """
     if name in _JOINED:
         return _JOINED[name]
     if name in _PAIRS:

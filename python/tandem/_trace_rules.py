@@ -1,4 +1,4 @@
-"""torch's functions as expressions: rule(tracing, *arguments) by name. The methods of tracing make nodes."""
+"""torch's functions as expressions: rule(tracing, *arguments) by name. The methods of tracing create nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OVERFLOWS = ("+", "-", "*", "//", "<<", "~", "abs")
 
 
 def wrapped(t: Any, node: Node, dtype: Any) -> Node:
-    """An int as the narrow type of torch's that it would have there; other nodes as they are."""
+    """Converts an int to the narrow type that it would have in torch; returns other nodes unchanged."""
     if dtype is None or node.kind != INT:
         return node
     if node.mark in _OVERFLOWS or node.narrow is not None:
@@ -85,7 +85,7 @@ def _divide(t: Any, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def _power(t: Any, a: Any, b: Any) -> Any:
-    """torch.pow. Exponents that are numbers choose a form of few operations with a gradient at 0."""
+    """Converts torch.pow. Constant exponents use a form with few operations and a gradient at 0."""
     if isinstance(b, (int, float)) and not isinstance(b, bool):
         is_float = isinstance(b, float) or t.node(a).kind == FLOAT
         if b == 0:
@@ -103,7 +103,7 @@ def _power(t: Any, a: Any, b: Any) -> Any:
 
 
 def _general_power(t: Any, a: Any, b: Any) -> Any:
-    """exp2(b log2 |a|), with IEEE's pow for a <= 0 and b = 0."""
+    """Computes exp2(b log2 |a|), with IEEE's pow for a <= 0 and b = 0."""
     a, b = (t.symbol(t.to(FLOAT, x)) for x in (a, b))
     zero = t.constant(0.0)
     size = t.call("exp2", t.binary("*", b, t.call("log2", t.call("abs", a), kind=FLOAT)), kind=FLOAT)
@@ -118,7 +118,7 @@ def _general_power(t: Any, a: Any, b: Any) -> Any:
 
 
 def _log1p_exp(t: Any, a: Any) -> Any:
-    """log(1 + exp(a)), which does not overflow."""
+    """Computes log(1 + exp(a)), which does not overflow."""
     rest = t.call("log1p", t.call("exp", t.unary("-", t.call("abs", a)), kind=FLOAT), kind=FLOAT)
     return t.binary("+", RULES["relu"](t, a), rest)
 
@@ -158,7 +158,7 @@ def _inverse(t: Any, a: Any) -> Any:
 
 
 def _product(t: Any, a: Any, times: int) -> Any:
-    """a ** times, times at least 1."""
+    """Computes a ** times, times at least 1."""
     if times == 1:
         return t.symbol(t.node(a))
     half = _product(t, a, times // 2)
@@ -183,15 +183,14 @@ def _where(t: Any, condition: Any, a: Any = None, b: Any = None) -> Any:
 
 
 def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
-    """x as this torch type: ints of 8 and 16 bits wrap around, and rounding to 16-bit floats is refused."""
+    """Converts x to this torch type: ints of 8 and 16 bits wrap around, and rounding to 16-bit floats is refused."""
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
         t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which no expression can do: leave it out, scores are "
-            "float32"
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores are float32"
         )
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
-        t.refuse(f"a cast to {dtype} is not among what expressions have: ints have 32 bits and a sign")
+        t.refuse(f"a cast to {dtype} is not supported: ints have 32 bits and a sign")
     kind = kind_of(dtype)
     node = t.to(kind, node)
     if dtype in _WRAPS and node.narrow != dtype:
@@ -224,7 +223,10 @@ _DTYPES_BY_NAME = {
 
 
 def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
-    """torch.ones_like(x) and the like, and x.new_ones(()) where sized; without value, that comes with the call."""
+    """Converts torch.ones_like(x) and similar functions, and x.new_ones(()) if sized.
+
+    Without value each call passes it.
+    """
 
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
         arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
@@ -240,9 +242,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
 
 def _detach(t: Any, x: Any) -> Any:
     if t.grad_enabled and t.node(x).differentiable:
-        t.refuse(
-            "detach() hides a float from its gradient, which no expression can do: detach captured tensors instead"
-        )
+        t.refuse("detach() hides a float from its gradient, which is not supported: detach captured tensors instead")
     return x
 
 

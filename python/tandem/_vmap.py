@@ -13,14 +13,14 @@ _BIAS, _SINK, _SLOPES = "bias", "sink", "alibi_slopes"
 
 
 def _front(x: Any, dim: int | None, count: int) -> Any:
-    """x with its examples in front, each the same where it has none."""
+    """Returns x with its examples in front; without examples it is repeated."""
     if not isinstance(x, Tensor):
         return x
     return x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def _folded(x: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
-    """A tensor with a batch, or 1 for all of it, as one of all examples' batches."""
+    """Expands a tensor with a batch (or 1 for all of it) to all examples' batches."""
     if dim is None and x.shape[0] == 1 and batch != 1:
         return x
     whole = _front(x, dim, count)
@@ -30,7 +30,9 @@ def _folded(x: Tensor, dim: int | None, count: int, batch: int) -> Tensor:
 
 
 class Rule:
-    """vmap's rule of an operator. names: its inputs' names after the first `before` ones, which have a batch first."""
+    """Returns vmap's rule of an operator. names: its inputs' names after the first `before` ones, which have a batch
+    first.
+    """
 
     def __init__(self, operator: Any, names: Sequence[str], before: int):
         self._operator, self._names, self._before = operator, names, before
@@ -43,8 +45,8 @@ class Rule:
         return _one_by_one(self._operator, count, dims, arguments, options)
 
     def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
-        """Dropout and expressions depend on the place in the batch, and gradients of shared inputs are needed for each
-        example.
+        """True if examples need separate calls. Dropout and expressions depend on the index in the batch, and
+        gradients of shared inputs are needed for each example.
         """
         if any(options.get(name) for name in ("dropout_p", "score_mod", "mask_mod")):
             return False
@@ -75,7 +77,7 @@ class Rule:
             return _front(x, dims[n], count).flatten(0, 1)
 
         found = self._operator(*map(fold, range(len(arguments))), **options)
-        # A gradient that is not wanted is an empty tensor. Captured tensors without gradients have an empty list.
+        # A gradient that is not requested is an empty tensor. Captured tensors without gradients have an empty list.
         mapped = [isinstance(x, Tensor) and x.dim() > 1 for x in found]
         return tuple(x.unflatten(0, (count, batch)) if m else x for x, m in zip(found, mapped)), tuple(
             [] if isinstance(x, list) else 0 if m else None for x, m in zip(found, mapped)
@@ -99,7 +101,7 @@ def _one_by_one(
 
 
 def _example(x: Any, dim: Any, n: int) -> Any:
-    """Example n of an argument, which may be a list."""
+    """Returns example n of an argument, which may be a list."""
     if isinstance(x, (list, tuple)):
         dims = dim if isinstance(dim, (list, tuple)) else [dim] * len(x)
         return [_example(y, d, n) for y, d in zip(x, dims)]

@@ -10,14 +10,14 @@
 namespace tandem::tool {
 namespace {
 
-// Properties of a kernel that decide how far a block computes ahead while the dq of an iteration waits for its turn.
+// Properties of a kernel that determine how far a block computes ahead while the dq of an iteration waits for its turn.
 struct Adder {
-  // The staging slot of dq is free for the next iteration before its turn (two CTAs pass dq through registers).
+  // True if the staging slot of dq is free for the next iteration before its turn (two CTAs pass dq through registers).
   // Otherwise it is free after the turn.
   bool taken_before_turn = false;
-  // The next iteration needs the slot only for its dq. Otherwise it starts when the slot is free.
+  // True if the next iteration needs the slot only for its dq. Otherwise it starts when the slot is free.
   bool next_goes_on = false;
-  // The thread that adds dq waits for the end of the addition before it starts the next iteration.
+  // True if the thread that adds dq waits for the end of the addition before it starts the next iteration.
   bool waits_for_addition = false;
 };
 
@@ -58,8 +58,8 @@ class Play {
       : adder_(adder), step_(step), hand_over_(hand_over), turns_(turns) {}
 
   void begin(double at) { computed_ = at, place_free_ = added_ = 0; }
-  // visible: time at which this n_block sees that the previous one has added to the same dq. Returns that time for the
-  // next n_block.
+  // visible: the time at which this n_block sees that the previous n_block has added to the same dq. Returns that time
+  // for the next n_block.
   double take(double visible) {
     computed_ =
         adder_.next_goes_on ? std::max(computed_ + step_, place_free_) : std::max(computed_, place_free_) + step_;
@@ -109,7 +109,8 @@ std::optional<Waiting> waiting_of(const Problem& p, const plan::BackwardSchedule
   const auto play = [&](bool turns) {
     Waiting all;
     std::vector<double> visible(static_cast<size_t>(heads) * group * m_blocks);
-    std::priority_queue<double, std::vector<double>, std::greater<>> free;  // when each block takes its next tile
+    // the time at which each block takes its next tile
+    std::priority_queue<double, std::vector<double>, std::greater<>> free;
     for (int n = 0; n < t.grid / t.tile.ctas; ++n) free.push(0);
     Play block(adder_of(t.tile), step, hand_over, turns);
     // A tile waits only for earlier tiles, and the end of each earlier tile is known.

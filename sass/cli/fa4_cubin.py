@@ -105,7 +105,7 @@ def main() -> None:
         cubins = sorted(Path(dump).rglob("*.cubin"), key=lambda path: path.stat().st_size)
         if not cubins:
             sys.exit("FlashAttention-4 compiled but wrote no cubin: install the versions that --help lists")
-        shutil.copyfile(cubins[-1], args.cubin)  # smaller ones are preprocessing or combine kernels
+        shutil.copyfile(cubins[-1], args.cubin)  # smaller files are preprocessing or combine kernels
 
 
 if __name__ == "__main__":

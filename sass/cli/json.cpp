@@ -13,7 +13,7 @@ using machine_code::name_of;
 using machine_code::TileCost;
 using machine_code::Unit;
 
-// {"MMA": 16, "exponential": 66, ...}
+// Returns {"MMA": 16, "exponential": 66, ...}.
 template <class Values>
 Json by_unit(const Values& values) {
   Json all = Json::object();

@@ -132,9 +132,9 @@ std::string tile_table(const CostModel& a, const TileCost& tile, bool masked) {
   return str_cat(table.text(), "Bound by ", tile.binds, ": ", fixed(most, 0), " clocks.\n");
 }
 
-// ---- Side by side ----
+// ---- Comparisons ----
 
-// Warps whose iterations make a tile: 32 rows each if tensor memory holds the scores, else 16.
+// Returns the warps whose iterations make a tile: 32 rows each if tensor memory holds the scores, else 16.
 double warps_of_tile(const CostModel& a) { return a.steady(Role::mma, false) != nullptr ? 4 : 8; }
 
 struct Row {
@@ -145,7 +145,7 @@ struct Row {
 std::string per_warp(const Examined& e, double warps, bool masked) {
   const LoopCost* loop = e.cost_model.steady_softmax(masked);
   if (loop != nullptr) return fixed(loop->instructions * loop->per_tile() / warps, 0);
-  // The iteration lies outside of the loops, so the count includes the other code there.
+  // The iteration lies outside of the loops, so that the count includes the other code there.
   for (const LoopCost& around : e.cost_model.loops) {
     if (around.once && around.masked == masked && around.work.scores() > 0) return str_cat("<= ", around.instructions);
   }
@@ -166,8 +166,8 @@ std::string clocks(const Examined& e, double) {
   return clocks_of(main_tile(e), unit);
 }
 
-// Columns of tensor memory that units other than the tensor core read in an iteration. The number is 0 if each score is
-// read once, and the result only for an exceptional rescaling.
+// Returns the columns of tensor memory that units other than the tensor core read in an iteration. The number is 0 if
+// each score is read once, and the result only for an exceptional rescaling.
 std::string columns_beside_scores(const Examined& e, double) {
   const LoopCost *softmax = e.cost_model.steady(Role::softmax, !e.cost_model.plain),
                  *correction = e.cost_model.steady(Role::correction, false);

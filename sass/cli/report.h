@@ -17,10 +17,10 @@ struct Examined {
   double compile_seconds = 0;  // CPU time from a cold start
 };
 
-// Facts, loops, and the work of each unit for tiles of 128 x 128 scores.
+// Prints facts, loops, and the work of each unit for tiles of 128 x 128 scores.
 std::string report_of(const Examined& examined);
 
-// Compares the figures of several kernels. The roles of the first kernel decide how many rows a warp has.
+// Compares the figures of several kernels. The roles of the first kernel define the rows of a warp.
 std::string comparison_of(const std::vector<Examined>& all);
 
 std::string json_of(const std::vector<Examined>& all);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "base/text.h"
@@ -28,7 +27,8 @@ using machine_code::WarpTrace;
 
 constexpr int kTurns = 14;
 constexpr size_t kIndent = 11;
-// Hopper's warpgroups may fall into step or not, depending on how a tile begins. The median of three offsets counts.
+// Hopper's warpgroups may or may not fall into step, depending on the begin of a tile. The median of three offsets
+// counts.
 constexpr double kOffsets[] = {300, 600, 1000};                // clocks
 constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; no published source has the latency of LDTM
 
@@ -79,7 +79,7 @@ std::string roles_table(const Clocks& clocks) {
 
 std::string chain_table(const Clocks& clocks) {
   constexpr size_t most = 10, most_advice = 3;
-  Table table({"the chain that a step is", "clocks", "of it"});
+  Table table({"chain of waits in a step", "clocks", "of it"});
   std::vector<std::string> said;
   for (size_t k = 0; k < std::min(most, clocks.chain.size()); ++k) {
     const Link& link = clocks.chain[k];
@@ -100,7 +100,7 @@ std::string chain_table(const Clocks& clocks) {
 Modelled model_of(const Examined& e) {
   const Latencies* latencies = machine_code::latencies_of(e.cost_model.arch);
   if (latencies == nullptr)
-    throw_if_failed(Status::unsupported(str_cat("no latencies are known for ", e.cost_model.arch)));
+    throw_if_failed(Status::unsupported(str_cat("latencies are unknown for ", e.cost_model.arch)));
   const Kernel& kernel = machine_code::kernel_of(e.cubin);
   const std::vector<WarpTrace> traces = machine_code::trace(kernel, e.cost_model, kTurns);
   const machine_code::Rates& rates = *machine_code::rates_of(e.cost_model.arch);
@@ -126,9 +126,9 @@ Modelled model_of(const Examined& e) {
   m.clocks = std::move(all[all.size() / 2].clocks);
   m.range = "warpgroups may or may not fall into step";
   if (m.clocks.step <= 0) {
-    throw_if_failed(Status::unsupported(
-        str_cat("no warp of ", e.cost_model.kernel,
-                " was found that computes step after step: its path there depends on values in memory")));
+    throw_if_failed(
+        Status::unsupported(str_cat("no computing warp of ", e.cost_model.kernel,
+                                    " has a loop of known length: its branches depend on values in memory")));
   }
   if (rates.tensor_bytes <= 0) return m;
   m.range = "the latency of tensor memory is not known";
@@ -216,63 +216,6 @@ std::string timing_json(const Modelled& m, const WholeProblem& problem) {
     all["tflops"] = turns->flops * megahertz_of(m) / turns->waiting.clocks * 1e-6;
   }
   return all.dump(1) + "\n";
-}
-
-vgpu::Timeline timeline_of(const Modelled& m, const Kernel& kernel) {
-  constexpr double long_wait = 24;
-  vgpu::Timeline t;
-  t.title = str_cat(m.name, ", modelled");
-  std::map<std::string, int32_t> names;
-  const auto name = [&](const std::string& text) {
-    const auto [found, is_new] = names.try_emplace(text, static_cast<int32_t>(t.names.size()));
-    if (is_new) t.names.push_back(text);
-    return found->second;
-  };
-  const auto add = [&](int32_t row, vgpu::Activity activity, double begin, double end, const std::string& what) {
-    const auto from = static_cast<int64_t>(begin), to = static_cast<int64_t>(end);
-    if (to <= from) return;
-    t.slices.push_back({.row = row, .activity = activity, .begin = from, .end = to, .name = name(what)});
-    t.steps = std::max(t.steps, to);
-  };
-  std::map<size_t, int32_t> rows;
-  for (size_t w = 0; w < m.run.warps.size(); ++w) {
-    const WarpTrace& trace = m.run.warps[w];
-    if (trace.warp % 4 != 0 && trace.role != machine_code::Role::mma && trace.role != machine_code::Role::load)
-      continue;
-    const auto row = rows[w] = static_cast<int32_t>(t.rows.size());
-    t.rows.push_back(str_cat(name_of(trace.role), trace.block > 0 ? ", second block" : "", ", warp ", trace.warp));
-    const std::vector<Issue>& issues = m.run.issues[w];
-    double begin = issues.empty() ? 0 : issues[0].time;
-    size_t turn = 0;
-    for (size_t k = 1; k < issues.size(); ++k) {
-      const std::string step = turn == 0 ? "before" : str_cat("step ", turn);
-      while (turn < trace.turns.size() && trace.turns[turn] <= k) ++turn;
-      const double before = issues[k - 1].time, wait = issues[k].time - before;
-      if (wait < long_wait) continue;
-      add(row, vgpu::Activity::compute, begin, before, step);
-      add(row, vgpu::Activity::wait, before, issues[k].time, str_cat("waits: ", name_of(issues[k].cause.delay)));
-      const machine_code::Cause& c = issues[k].cause;
-      if (c.delay == Delay::barrier && rows.contains(static_cast<size_t>(c.warp))) {
-        t.arrows.push_back({.from_row = rows[static_cast<size_t>(c.warp)],
-                            .to_row = row,
-                            .from = static_cast<int64_t>(m.run.issues[static_cast<size_t>(c.warp)][c.event].time),
-                            .to = static_cast<int64_t>(issues[k].time),
-                            .waited = static_cast<int64_t>(wait)});
-      }
-      begin = issues[k].time;
-    }
-    if (!issues.empty()) add(row, vgpu::Activity::compute, begin, issues.back().time, "last");
-  }
-  const auto tensor = static_cast<int32_t>(t.rows.size());
-  t.rows.emplace_back("tensor core");
-  for (const machine_code::Product& p : m.run.products) {
-    const WarpTrace& by = m.run.warps[static_cast<size_t>(p.warp)];
-    const bool in_registers = !in_tensor_memory(kernel.code[static_cast<size_t>(by.events[p.event].instruction)]);
-    // One scheduler represents all four.
-    if (p.multiprocessor > 0 || (in_registers && by.warp % 4 != 0)) continue;
-    add(tensor, vgpu::Activity::matrix, p.start, p.finish, str_cat("of warp ", by.warp));
-  }
-  return t;
 }
 
 }  // namespace tandem::tool

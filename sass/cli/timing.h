@@ -1,8 +1,10 @@
-// The timing model of a kernel as a screen of text, as JSON, and as a timeline in clocks.
+// Prints the timing model of a kernel as text, as JSON, and as a timeline in clocks.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sass/cli/backward_grid.h"
 #include "sass/cli/report.h"
@@ -48,6 +50,12 @@ struct WholeProblem {
 
 std::string timing_report(const Modelled& model, const WholeProblem& problem);
 std::string timing_json(const Modelled& model, const WholeProblem& problem);
-vgpu::Timeline timeline_of(const Modelled& model, const machine_code::Kernel& kernel);
+
+// One CTA of the modelled run, in clocks.
+struct ModelledTimeline {
+  vgpu::Timeline timeline;
+  std::vector<int64_t> iterations;  // begin of each iteration of the first warpgroup that computes
+};
+ModelledTimeline timeline_of(const Modelled& model, const machine_code::Kernel& kernel);
 
 }  // namespace tandem::tool

@@ -11,7 +11,7 @@ constexpr std::string_view kDelayNames[] = {"order", "turn", "unit", "latency", 
 
 bool computes(const WarpTrace& w) { return w.role == Role::computing || w.role == Role::softmax; }
 
-// The part of a run in which all steps are alike.
+// The part of a run in which all steps are equal.
 struct Steady {
   size_t first = 0, last = 0;  // turns
   double begin = 0, end = 0;   // the slowest computing warp
@@ -78,13 +78,13 @@ class Chain {
     if (now_ > then) clocks_[what.empty() ? who : str_cat(who, ": ", what)] += now_ - then;
     now_ = then;
   }
-  // Goes from the end of a product through the queue to the first product that did not wait for another product. Then
-  // goes to the event that issued it.
+  // Follows the queue from the end of a product to the first product that did not wait for another product. The next
+  // link is the event that issued that product.
   void go_through_products(int product, size_t* warp, size_t* event) {
     const auto at = [&](int p) { return &run_.products[static_cast<size_t>(p)]; };
     const Product* p = at(product);
     while (p->finish > now_ + 1 && p->before >= 0) p = at(p->before);
-    pass(role(static_cast<size_t>(p->warp)), "products' end is seen", p->finish);
+    pass(role(static_cast<size_t>(p->warp)), "until the end of the products is visible", p->finish);
     while (p->start > p->issue + 1 && p->before >= 0 && now_ > until_) {
       pass("tensor core", "", p->start);
       p = at(p->before);

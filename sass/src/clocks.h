@@ -50,7 +50,7 @@ struct Product {
 
 struct Simulation {
   std::vector<WarpTrace> warps;
-  std::vector<std::vector<Issue>> issues;  // per warp: its events, as far as the run got
+  std::vector<std::vector<Issue>> issues;  // per warp: its events up to the end of the run
   std::vector<Product> products;
   int assumed = 0;  // missing arrivals that were assumed when all warps waited
   int unknown = 0;  // waits at unknown addresses, assumed to be over
@@ -58,7 +58,8 @@ struct Simulation {
   double time_of_turn(size_t warp, size_t turn) const;  // issue of its first instruction; -1: not reached
 };
 
-// offset: clocks between the second turns of computing warps that share a scheduler. It decides if they stay in step.
+// offset: clocks between the second turns of computing warps that share a scheduler. The offset decides if the warps
+// stay in step.
 Simulation simulate(const Kernel& kernel, std::vector<WarpTrace> warps, const Rates& rates, const Latencies& latencies,
                     double offset = 0);
 

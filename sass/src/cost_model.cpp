@@ -67,8 +67,8 @@ class CostCounter {
     cost_model_.unknown.assign(unknown.begin(), unknown.end());
   }
 
-  // A role's loop over steps does the role's work and waits for other roles. Loops that do not wait are parts of it
-  // that were not unrolled. The innermost of nested loops counts.
+  // A role's loop over steps does the role's work and waits for other roles. Loops that do not wait are parts of that
+  // loop which the compiler did not unroll. The innermost of nested loops counts.
   void find_loops() {
     struct Found {
       const Loop* loop;
@@ -79,7 +79,7 @@ class CostCounter {
       const Work work = look_at(whole_loop(graph_, loop));
       if (work.role() && work.synchronised) found.push_back({&loop, *work.role()});
     }
-    // A forward adds nothing in global memory. Exponentials cannot decide, because softcap needs as many as there are
+    // A forward adds no numbers in global memory. Exponentials cannot decide, because softcap needs as many as the
     // scores.
     cost_model_.backward = std::ranges::find(found, Role::reduction, &Found::role) != found.end();
     std::vector<const Loop*> steps;
@@ -326,7 +326,7 @@ class CostCounter {
     return tile;
   }
 
-  // The slowest unit, or all units that share the highest clocks.
+  // Returns the slowest unit, or all units that share the highest clocks.
   static std::string binds(const TileCost& tile) {
     constexpr double as_many = 0.999;
     const double most = std::max(*std::ranges::max_element(tile.clocks), tile.issue_clocks);

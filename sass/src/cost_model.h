@@ -62,7 +62,7 @@ struct Companion {
 struct CostModel {
   std::string arch, kernel;
   std::vector<Companion> companions;
-  int registers = 0, threads = 0, stack_bytes = 0, shared_bytes = 0;  // as in Kernel
+  int registers = 0, threads = 0, stack_bytes = 0, shared_bytes = 0;  // like in Kernel
   int spills = 0;          // instructions that move registers to or from local memory
   int tensor_columns = 0;  // largest single allocation
   bool pair = false;       // two blocks multiply together

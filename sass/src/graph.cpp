@@ -15,7 +15,7 @@ bool is_condition(std::string_view operand) {
   return operand.size() == 2 && operand[0] == 'P' && operand[1] >= '0' && operand[1] <= '9';
 }
 
-// The continuation of each BSYNC: the target of the BSSY that names the same barrier before it.
+// Returns the continuation of each BSYNC: the target of the preceding BSSY that names the same barrier.
 std::vector<int32_t> meeting_points(const std::vector<Instruction>& code) {
   std::vector<int32_t> points(code.size(), -1);
   std::map<std::string, int32_t> named;

@@ -36,8 +36,8 @@ Graph graph_of(const std::vector<Instruction>& code);
 bool branches(const Instruction& instruction);
 bool falls_through(const Instruction& instruction);
 
-// The predicates that decide a branch, without '!': its guard, and the predicate among its operands ("BRA.U !UP0,
-// ...").
+// Returns the predicates that decide a branch, without '!': its guard, and the predicate among its operands ("BRA.U
+// !UP0, ...").
 std::vector<std::string> conditions_of(const Instruction& branch);
 
 // Immediate dominators of a graph given as successor lists, in the form of Graph::dominators.

@@ -17,7 +17,7 @@ struct Beside {
 struct Latencies {
   std::string_view arch;
 
-  // From the issue of an instruction until the release of its scoreboard.
+  // The clocks from the issue of an instruction until the release of its scoreboard.
   double exponential = 0, shared = 0, memory = 0, uniform = 0, control = 0;
   double tensor_load = 0;   // LDTM, in addition to its bytes
   double tensor_store = 0;  // STTM
@@ -28,10 +28,10 @@ struct Latencies {
   double remote = 0;         // extra clocks of an arrival at another block's barrier
   double named_barrier = 0;  // last warp until all warps continue
 
-  // Products: from the end of the last one until a wait for it, or the arrival of its commit, is over.
+  // Products: clocks from the end of the last product until a wait for it, or the arrival of its commit, is complete.
   double products_in_registers = 0;
   double left_in_tensor_memory = 0, left_in_shared_memory = 0, by_a_pair = 0;
-  // From the issue of a product in registers until an idle tensor core begins, by the place of its left operand.
+  // Clocks from the issue of a product in registers until an idle tensor core begins, by the place of its left operand.
   double start_from_shared = 0, start_from_registers = 0;
   // Ports of the register file: reads per clock. A product takes one, and its left operand takes left_reads in all. Up
   // to spare_reads unused reads carry over.
@@ -46,7 +46,7 @@ struct Latencies {
   double tile_bytes = 1;  // bytes per clock for q and out of a tile, not overlapped
 };
 
-// Null if no figures are known.
+// Returns null if no figures are known.
 const Latencies* latencies_of(std::string_view arch);
 
 }  // namespace tandem::machine_code

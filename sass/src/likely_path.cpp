@@ -21,7 +21,7 @@ bool starts_with_register(const std::string& operand) {
   return operand.size() > 1 && (operand[0] == 'R' || operand.starts_with("UR")) && !operand.starts_with("RZ");
 }
 
-// "R4", "UR4" of "R4.reuse", "-R4", "|UR4|".
+// Returns "R4", "UR4" for "R4.reuse", "-R4", "|UR4|".
 std::string register_in(std::string operand) {
   std::erase_if(operand, [](char c) { return c == '-' || c == '|' || c == '!' || c == '~'; });
   return operand.substr(0, operand.find_first_of(".["));
@@ -79,7 +79,7 @@ struct Question {
   bool contrary = false;
 };
 
-// path: as above. The search goes through copies of a predicate, which are PLOP3s with two constants.
+// path: see decides_exceptions(). The search passes through copies of a predicate, which are PLOP3s with two constants.
 Question question_of(const std::vector<Instruction>& code, const std::vector<int32_t>& path,
                      const Instruction& branch) {
   if (branch.guard.empty() || conditions_of(branch).size() != 1) return {};
@@ -234,7 +234,7 @@ class Walk {
     return side;
   }
 
-  // True if the block clears eight registers or more, as it does for scores that are masked.
+  // True if the block clears eight registers or more, like the code of masked scores.
   bool clears(const Block& block) const {
     const auto begin = code_.begin() + block.begin, end = code_.begin() + block.end;
     return has_scores_ &&
@@ -251,7 +251,7 @@ class Walk {
     });
   }
 
-  // The block that follows, given that this one ends the path so far; -1 at the end of the turn.
+  // Returns the block that follows this block on the path; -1 at the end of the turn.
   int32_t choose(int32_t block, bool through_masks) {
     int32_t& chosen = chosen_[through_masks ? 1 : 0][static_cast<size_t>(block)];
     if (chosen != kOpen) return chosen;
@@ -267,7 +267,7 @@ class Walk {
       if (cleared && a.waits == b.waits && a.is_step() != b.is_step()) return a.is_step();
       return better(a, b, exception, through_masks);
     };
-    // A decision about a mask holds for the whole turn. A decision about an exception is taken where the sides differ
+    // A decision about a mask holds for the whole turn. A decision about an exception applies where the sides differ
     // most.
     const Question question = question_of(code_, path_, last);
     std::map<std::pair<int32_t, std::string>, Answer>& answers = answers_[through_masks ? 1 : 0];

@@ -1,4 +1,4 @@
-// The path that a warp most likely takes through one turn of a loop, as far as the code alone shows.
+// The path that a warp most likely takes through one turn of a loop, according to the code alone.
 //
 // At a branch the warp
 //   - avoids the side that waits: a loop that polls a barrier, a sleep, a call or a trap;
@@ -22,7 +22,7 @@ namespace tandem::machine_code {
 std::vector<int32_t> likely_path(const std::vector<Instruction>& code, const Graph& graph, const Loop& loop,
                                  bool through_masks);
 
-// All instructions of the loop.
+// Returns all instructions of the loop.
 std::vector<int32_t> whole_loop(const Graph& graph, const Loop& loop);
 
 // The number of instructions that select one of two values by a predicate, as masks do.

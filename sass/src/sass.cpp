@@ -36,7 +36,7 @@ bool number(std::string_view text, int base, Number* value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-// "R4, c[0x0][R2, 0x4], `(.L_x_1)": commas within brackets do not separate operands.
+// Splits "R4, c[0x0][R2, 0x4], `(.L_x_1)". Commas within brackets do not separate operands.
 std::vector<std::string> operands_of(std::string_view text) {
   std::vector<std::string> operands;
   int depth = 0;
@@ -52,7 +52,7 @@ std::vector<std::string> operands_of(std::string_view text) {
   return operands;
 }
 
-// The labels that a branch names: "`(.L_x_1)", or (*"BRANCH_TARGETS .L_x_1,.L_x_2"*) for an indirect branch.
+// Returns the labels that a branch names: "`(.L_x_1)", or (*"BRANCH_TARGETS .L_x_1,.L_x_2"*) for an indirect branch.
 std::vector<std::string> labels_of(std::string_view text) {
   std::vector<std::string> labels;
   if (const size_t at = text.find("BRANCH_TARGETS "); at != std::string_view::npos) {
@@ -129,7 +129,7 @@ class Reader {
     }
   }
 
-  // ".byte 0x90, 0x32, 0x00, 0x00"
+  // Reads ".byte 0x90, 0x32, 0x00, 0x00".
   void table(std::string_view text) {
     if (!take(&text, ".byte")) return;
     while (!text.empty()) {
@@ -167,7 +167,7 @@ class Reader {
     if (!kernel_->code.empty() && number(digits, 16, &word)) kernel_->code.back().control = control_of(word);
   }
 
-  // "@!P0 BRA P1, `(.L_x_0) ;"
+  // Reads "@!P0 BRA P1, `(.L_x_0) ;".
   void instruction(std::string_view address, std::string_view text) {
     Instruction made;
     if (!number(address, 16, &made.address)) return;

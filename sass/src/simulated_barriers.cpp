@@ -14,7 +14,7 @@ Barriers::Barriers(const std::vector<Instruction>& code, const Latencies& latenc
   find_streams();
 }
 
-// A commit to several blocks arrives at the same offset in each block.
+// Returns the addresses. A commit to several blocks arrives at the same offset in each block.
 std::vector<uint32_t> Barriers::addresses(const Event& e) const {
   if (e.barrier == Event::kUnknown) return {};
   if (!at(e).has("MULTICAST")) return {e.barrier};

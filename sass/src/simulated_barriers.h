@@ -14,7 +14,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr int kScoreboards = 6;
 constexpr uint32_t kBlockBits = 24;  // shared addresses of a cluster: the CTA is above these bits
 
-// The time at which something becomes available, and the event that made it available.
+// The time of an event, and the event.
 struct Release {
   double time = 0;
   Cause cause;
@@ -38,7 +38,7 @@ struct SimulatedWarp {
   std::map<uint32_t, Tested> tested;  // per barrier
 };
 
-bool is_copy(const Instruction& instruction);  // into shared memory, with an mbarrier
+bool is_copy(const Instruction& instruction);  // a copy into shared memory with an mbarrier
 bool arrives(const Instruction& instruction);
 
 class Barriers {
@@ -52,8 +52,8 @@ class Barriers {
   void arrive_named(size_t warp, const Event& event, double time);
   std::optional<double> bytes_of_copy(const Event& event) const;  // empty: unknown barrier
 
-  // All warps wait: continues the warp with the least progress as if its barrier were complete. Returns false if that
-  // warp is near its end, because it may wait for a warp that has ended.
+  // Called if all warps wait. Continues the warp with the least progress as if its barrier were complete. Returns false
+  // if that warp is near its end, because it may wait for a warp that has ended.
   bool assume_arrival(double time);
 
  private:

@@ -112,7 +112,7 @@ class Machine {
     const double bytes = depth * (columns + (left_in_shared_memory(i) ? rows : 0)) * quarter;
     Scheduler& s = scheduler(warp);
     SimulatedWarp& w = warps_[warp];
-    // The warp waits until the left operand of the first product is read. Later ones are read in the background.
+    // The warp waits until the left operand of the first product is read. Later operands are read in the background.
     const bool first = w.last_product < 0 || product(w.last_product).finish <= time;
     const bool reads_left = first && !left_in_shared_memory(i);
     const double ahead = reads_left ? l_.start_from_registers : l_.start_from_shared;
@@ -129,15 +129,15 @@ class Machine {
     w.open.clear();
   }
 
-  // The index in the queue of the running product, or the size of the queue if no product runs.
+  // Returns the index in the queue of the running product, or the size of the queue if no product runs.
   size_t running(const Scheduler& s, double time) {
     size_t k = s.queue.size();
     while (k > 0 && product(s.queue[k - 1]).start > time) --k;
     return k > 0 && product(s.queue[k - 1]).finish > time ? k - 1 : s.queue.size();
   }
 
-  // An instruction and the running product use the same register ports, and the product comes last. If the reads that
-  // it has left unused do not suffice, the product is delayed.
+  // An instruction and the running product use the same register ports, and the product comes last. If the unused reads
+  // do not suffice, the product is delayed.
   void read_registers(Scheduler& s, size_t place, double reads, double time) {
     const Product& p = product(s.queue[place]);
     const Instruction& i = at(run_.warps[static_cast<size_t>(p.warp)].events[p.event]);
@@ -168,8 +168,8 @@ class Machine {
     const Instruction& i = at(e);
     const double columns = e.amount == Event::kUnknown ? usual : 8 * (e.amount >> 17 & 63);
     const bool pair = by_a_pair(i);
-    // A pair's product of 128 rows has 64 rows in each block. Each half of its columns has separate lanes, so it takes
-    // half of the clocks.
+    // A pair's product of 128 rows has 64 rows in each block. Each half of its columns has separate lanes, so that it
+    // takes half of the clocks.
     const bool halves = pair && e.amount != Event::kUnknown && 16 * (e.amount >> 24 & 31) == lanes;
     const double rows = halves ? lanes / 2 : lanes;
     const double bytes = depth * (columns / (pair ? 2 : 1) + (left_in_shared_memory(i) ? rows : 0));
@@ -214,7 +214,7 @@ class Machine {
     return unit == Unit::fma || unit == Unit::alu || unit == Unit::conversion || unit == Unit::exponential;
   }
 
-  // The earliest time at which the waits of a warp allow its next event.
+  // Returns the earliest time at which the waits of a warp allow its next event.
   Release ready_for(size_t warp) const {
     const SimulatedWarp& w = warps_[warp];
     const Instruction& i = at(event(warp));
@@ -231,7 +231,7 @@ class Machine {
     return found;
   }
 
-  // The earliest time at which the unit or queue that the event needs is free.
+  // Returns the earliest time at which the unit or queue that the event needs is free.
   Release free_for(size_t warp) {
     const Event& e = event(warp);
     const Instruction& i = at(e);
@@ -273,7 +273,7 @@ class Machine {
     }
   }
 
-  // Clocks of the unit's part that belongs to one scheduler.
+  // Returns the clocks of the unit's part that belongs to one scheduler.
   double clocks_of(const Instruction& i, Unit unit) const {
     switch (unit) {
       case Unit::exponential: return kSchedulers * lanes_of(i) / rates_.exponentials;

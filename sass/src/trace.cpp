@@ -78,7 +78,7 @@ class Walk {
 
   // Returns nothing if this warp does not reach the loop. At an unknown branch, the shorter side is tried first.
   std::optional<WarpTrace> go(const Place& place, int turns) {
-    if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;  // as the warp before
+    if (std::optional<WarpTrace> found = attempt_to_go(place, turns)) return found;  // the path of the preceding warp
     constexpr int most_attempts = 40;
     for (passes_ = 1; passes_ <= 2; ++passes_) {
       choices_.clear();
@@ -165,7 +165,7 @@ class Walk {
     return next_of(block, aim, within);
   }
 
-  // aim: the address that is known to come next, or nothing.
+  // aim: the known address of the next block, or nothing.
   int32_t next_of(int32_t block, Value aim, bool within) {
     const std::vector<int32_t>& next = at(block).next;
     const auto usable = [&](int32_t to) {
@@ -200,7 +200,7 @@ class Walk {
   size_t asked_ = 0;                   // choices used in this attempt
 };
 
-// The loops whose turns are counted, with the steady loop of each role first.
+// Returns the loops whose turns are counted, with the steady loop of each role first.
 std::vector<const LoopCost*> steady_loops(const CostModel& cost_model) {
   std::vector<const LoopCost*> found;
   const auto add = [&](const LoopCost* loop) {

@@ -55,7 +55,7 @@ const Unit* find(const Instruction& i) {
   return nullptr;
 }
 
-// The number at the end of a modifier with this prefix: 32 of "x32".
+// Returns the number at the end of a modifier with this prefix: 32 for "x32".
 int number_after(const Instruction& i, std::string_view start) {
   size_t at = i.opcode.find('.');
   while (at != std::string::npos) {

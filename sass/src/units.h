@@ -39,7 +39,7 @@ struct Rates {
   double tensor_bytes = 0;  // 0: no tensor memory
   double mma_columns = 2;   // per product: 32 bytes deep, 64 rows (tensor memory: 128)
 };
-const Rates* rates_of(std::string_view arch);  // or null
+const Rates* rates_of(std::string_view arch);  // null if unknown
 
 // The lanes, weighted by the time that the unit takes for them, or the bytes of a warp's instruction.
 double lanes_of(const Instruction& instruction);  // exponential, fma, alu, conversion

@@ -245,7 +245,7 @@ Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string
     Value a = at(0), b = at(1), c = at(2);
     if (!table) return {};
     if (*table == 0xc0 && ((a && *a == 0) || (b && *b == 0))) return 0;
-    // Operands that the table does not depend on may be unknown.
+    // Operands that do not affect the table may be unknown.
     const auto ignores = [&](uint32_t bit) {
       for (uint32_t k = 0; k < 8; ++k) {
         if ((*table >> k & 1) != (*table >> (k ^ bit) & 1)) return false;
@@ -297,7 +297,7 @@ void ValueAnalysis::compare(const Instruction& i) {
   set_predicate(i.operands[1], joined(i, result ? Truth(!*result) : result, with));
 }
 
-// "PLOP3.LUT P0, PT, P1, P0, PT, 0xf8, 0x8f"
+// Evaluates "PLOP3.LUT P0, PT, P1, P0, PT, 0xf8, 0x8f".
 void ValueAnalysis::logic(const Instruction& i) {
   if (i.operands.size() < 7) return forget(i);
   const Truth in[] = {truth(i.operands[2]), truth(i.operands[3]), truth(i.operands[4])};

@@ -45,7 +45,7 @@ class ValueAnalysis {
  private:
   struct Register {
     bool uniform = false;
-    int number = -1;  // -1: none, or the zero register
+    int number = -1;  // -1: no register, or the zero register
   };
   static Register register_of(std::string_view operand);
   void set(std::string_view operand, Value value, int behind = 0);

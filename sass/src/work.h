@@ -29,7 +29,7 @@ struct Work {
   int value_columns = 0;  // columns of the other products; 0: unknown
   int depth = 0;          // elements that a product sums
   int exponentials = 0;   // per thread: by the unit, or by a polynomial
-  int packs = 0;          // packs two numbers into one register
+  int packs = 0;          // packs of two numbers into one register
   int loads = 0, stores = 0, reductions = 0;
   int columns_read = 0, columns_written = 0;  // tensor memory columns of a warp
   int votes = 0, waits = 0;

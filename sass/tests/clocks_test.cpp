@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kTurns = 12;
 
-// The instructions of one turn. stall: stall count of each instruction.
+// Returns the instructions of one turn. stall: the stall count of each instruction.
 Kernel kernel_of_turn(const Lines& lines, int stall) {
   Kernel kernel;
   kernel.code = code_of(lines);
@@ -20,7 +20,7 @@ Kernel kernel_of_turn(const Lines& lines, int stall) {
   return kernel;
 }
 
-// A warp that executes instructions [begin, end) in each turn.
+// Returns a warp that executes instructions [begin, end) in each turn.
 WarpTrace warp_of(int warp, Role role, int32_t begin, int32_t end) {
   WarpTrace trace{.role = role, .block = 0, .warp = warp, .events = {}, .turns = {}};
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -52,8 +52,8 @@ TEST(MachineCodeClocks, StallCountsOfOneWarp) {
   EXPECT_DOUBLE_EQ(c.chain[0].clocks, 40);
 }
 
-// A scheduler has four lanes of the exponential unit: eight clocks per instruction. Warps 4 and 8 share one, 5 does
-// not.
+// A scheduler has four lanes of the exponential unit: eight clocks per instruction. Warps 4 and 8 share a scheduler;
+// warp 5 uses another.
 TEST(MachineCodeClocks, WarpsShareAUnit) {
   const Kernel kernel = kernel_of_turn(times(16, {"MUFU.EX2 R1, R2"}), 1);
   const WarpTrace a = warp_of(4, Role::softmax, 0, 16), b = warp_of(8, Role::softmax, 0, 16),
@@ -208,7 +208,7 @@ TEST(MachineCodeClocks, APairsProductOf128Rows) {
   EXPECT_DOUBLE_EQ(half.flops, whole.flops / 2);
 }
 
-// A ring of one slot: a copy of 6400 bytes, an arrival when it is consumed, and so on.
+// A ring of one slot: a copy of 6400 bytes, then an arrival when the slot is consumed, repeatedly.
 TEST(MachineCodeClocks, CopiesAndBarriers) {
   Kernel kernel =
       kernel_of_turn({"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x8], R2", "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3",

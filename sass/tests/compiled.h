@@ -55,7 +55,7 @@ class Compiled : public testing::Test {
     return {.head_dim = t.head_dim, .head_dim_v = t.head_dim_v, .rows = t.tile_m() / t.ctas(), .keys = t.tile_n};
   }
 
-  // Every opcode is known and no register is spilled.
+  // Expects that every opcode is known and no register is spilled.
   static void expect_read(const CostModel& a, const std::string& arch, const plan::ForwardKernel& tile) {
     EXPECT_EQ(a.arch, arch);
     EXPECT_EQ(a.threads, tile.threads());

@@ -87,7 +87,7 @@ TEST(MachineCodeAccount, ComputingWarpgroups) {
   EXPECT_EQ(clocks(Unit::exponential), 128 * 128 / 16);
   EXPECT_EQ(clocks(Unit::fma), 128 * 128 / 128);
   EXPECT_EQ(clocks(Unit::alu), 128 * 128 / 2 / 64);
-  // Two warpgroups read keys, values and queries. The copies write keys and values.
+  // The copies write keys and values, and two warpgroups read keys, values and queries.
   EXPECT_EQ(clocks(Unit::shared_memory), (2 * 128 * 256 + 2 * 64 * 128 + 128 * 256) * 2 / 128);
   EXPECT_EQ(clocks(Unit::tensor_memory), 0);
   EXPECT_EQ(tile.issued, 8 * kHopperStep + 7);
@@ -196,7 +196,7 @@ TEST(MachineCodeAccount, RolesOfTheirOwn) {
   EXPECT_EQ(clocks(Unit::exponential), 96 * 32 * 4 / 16);
   EXPECT_EQ(clocks(Unit::fma), 16 * 32 * 4 / 64);
   EXPECT_EQ(clocks(Unit::tensor_memory), 128 * 128 * 6 / 228.0);
-  // Queries and keys, values, and half of the copies, because a copy serves two tiles.
+  // Reads of queries, keys and values, and half of the copies, because a copy serves two tiles.
   EXPECT_EQ(clocks(Unit::shared_memory), ((128 + 128) * 64 + 64 * 128 + 128 * 128 / 2) * 2 / 128);
   EXPECT_EQ(a.plain->binds, "exponential");
   EXPECT_FALSE(a.masked.has_value());

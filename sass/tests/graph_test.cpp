@@ -28,7 +28,7 @@ TEST(MachineCodeGraph, UniformAndDivergentBranches) {
 }
 
 TEST(MachineCodeGraph, LoopsWithinLoops) {
-  // 0 { 1 { 2 } 3 } with an out-of-line path, followed by unreachable code.
+  // The graph 0 { 1 { 2 } 3 } with an out-of-line path, followed by unreachable code.
   const Graph graph =
       graph_of(code_of({"NOP", ".L_x_0:", "NOP", ".L_x_1:", "@P0 BRA `(.L_x_3)", ".L_x_2:", "@P1 BRA `(.L_x_1)",
                         "@P2 BRA `(.L_x_0)", "EXIT", ".L_x_3:", "NOP", "BRA `(.L_x_2)", "BRA `(.L_x_0)"}));

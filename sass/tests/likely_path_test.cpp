@@ -7,7 +7,7 @@
 namespace tandem::machine_code {
 namespace {
 
-// The opcodes in one turn of the outermost loop, whose body is `body` after the label "head".
+// Returns the opcodes in one turn of the outermost loop, whose body is `body` after the label "head".
 std::vector<std::string> turn(const Lines& body, bool through_masks = false, bool whole = false) {
   const std::vector<Instruction> code = code_of(Lines{"NOP", ".L_head:"} + body + Lines{"EXIT"});
   const Graph graph = graph_of(code);

@@ -15,7 +15,7 @@ Kernel kernel_from(const Lines& lines, int threads = 64) {
   return kernel;
 }
 
-// The state of the registers of one thread after these instructions.
+// Returns the state of the registers of one thread after these instructions.
 ValueAnalysis after(const Lines& lines, const Place& place = {}) {
   static const Kernel none;
   ValueAnalysis values(none, place);
@@ -41,7 +41,7 @@ TEST(MachineCodeValues, Arithmetic) {
   EXPECT_EQ(v.address("[UR8+0x10]"), 0x1000408u);
 }
 
-// Five modulo three, as ptxas compiles it.
+// Computes five modulo three in ptxas' code.
 TEST(MachineCodeValues, Remainder) {
   const ValueAnalysis v = after({"UMOV UR14, 0x5", "UIMAD.WIDE UR4, UR14, 0x55555556, URZ",
                                  "ULEA.HI UR4, UR5, UR5, URZ, 0x1", "UIMAD UR4, UR4, -0x3, UR14"});
@@ -148,7 +148,7 @@ TEST(MachineCodeTrace, FollowsARing) {
   EXPECT_EQ(bytes, (std::vector<uint32_t>{0x4000, 0x4000, 0x4000}));
 }
 
-// A table of addresses in constant bank 2: the branch takes the second one.
+// A table of addresses in constant bank 2. The branch takes the second address.
 TEST(MachineCodeTrace, IndirectBranches) {
   Kernel kernel = kernel_from({"MOV R4, 0x4", "LDC R2, c[0x2][R4]", "NOP"});
   kernel.tables = {0x10, 0, 0, 0, 0x20, 1, 0, 0};

@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-// name: the path inside the embedded folder: "device/exp2.cuh".
+// name: the path inside the embedded folder, such as "device/exp2.cuh".
 struct Text {
   std::string_view name, text;
 };

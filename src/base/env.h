@@ -24,11 +24,11 @@ struct Env {
 
   bool logging() const { return log == "1"; }
 
-  // The values at the first call.
+  // Returns the values at the first call.
   static const Env& get();
 };
 
-// Ok, or a message about the first variable with an invalid value.
+// Returns ok, or a message about the first variable with an invalid value.
 Status check(const Env& env);
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// The instruction sets of this machine, among the sets that vector code is compiled for.
+// The instruction sets of this machine for which vector code was compiled.
 #pragma once
 
 #include <string_view>
@@ -9,8 +9,8 @@ namespace tandem {
 // The usable sets, best first: "avx512_bf16", "avx512", "avx2", "generic". Other architectures have "generic" only.
 const std::vector<std::string_view>& instruction_sets();
 
-// The set in use: the best one, or the one that TANDEM_CPU_TARGET names. The variable is read once, and the creation of
-// a context refuses unknown names.
+// The selected set: the best set, or the set that TANDEM_CPU_TARGET names. The variable is read once, and the creation
+// of a context refuses unknown names.
 std::string_view instruction_set();
 
 }  // namespace tandem

@@ -1,18 +1,18 @@
-// Schedules the backward. Three phases, each a parallel loop over items:
+// Schedules the backward. Each phase is a parallel loop over items:
 //
-//   1. rows     delta = rowsum(dout * out) - dlse; sums of rows whose lse is too short a number; dq cleared
+//   1. rows     delta = rowsum(dout * out) - dlse; sums of rows whose lse has too few digits; dq cleared
 //   2. keys     an item holds a block of keys, walks over the queries that see it, keeps dK and dV, and adds its share
-//               of dQ to a float32 accumulator. Blocks add to a tile of queries in the order of their keys, each
-//               waiting for its turn: sums are the same bit for bit on any number of threads. Items are started in that
+//               of dQ to a float32 accumulator. Blocks add to a tile of queries in the order of their keys; each
+//               waits for its turn. Sums are bitwise equal on any number of threads. Items start in the
 //               same order, so every earlier block is already running.
 //   3. bias     dbias and dsink, each element summed by one thread in a fixed order
 //   4. captured the gradients of the tensors that a score_mod reads: a fixed number of parts share the tiles. Each part
 //               adds its tiles in order to a separate float64 table; the tables are added up in order
 //
-// The accumulator of a float32 dq is dq itself, which for `accumulate` is not cleared. The accumulator of a 16-bit dq
-// is a slot of the workspace, converted when the last block of its head is done. Heads share a few slots in turn. If
-// not even the accumulator of one head fits the budget, a separate loop over queries computes dQ, which costs seven
-// products instead of five.
+// A float32 dq is its own accumulator, which is not cleared for `accumulate`. The accumulator of a 16-bit dq is a slot
+// of the workspace, converted when the last block of its head is done. Heads share a few slots in turn. If not even the
+// accumulator of one head fits the budget, a separate loop over queries computes dQ, which costs seven products instead
+// of five.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -91,7 +91,7 @@ struct BackwardLayout {
     bytes = w.bytes();
   }
 
-  // The part of a tile's memory that follows the kernel's scratch.
+  // The part of a tile's memory after the kernel's scratch.
   template <class T>
   T* local(const Problem& p, std::byte* mine) const {
     return reinterpret_cast<T*>(mine + scratch_stride(kernels().backward_scratch(p)));
@@ -109,7 +109,7 @@ void announce(std::atomic<int32_t>* value, int32_t now) {
   value->notify_all();
 }
 
-// The sequence's first row in the terms, which have the rows of q in one line.
+// The index of the sequence's first row in the terms, which cover all rows of q.
 int64_t row_of(const Sequence& s, const Problem& p) { return p.packed_q() ? s.q_begin : s.batch_index * p.seqlen_q; }
 
 class Backward {
@@ -172,7 +172,7 @@ class Backward {
     return false;
   }
 
-  // The first block from `block` on, before `end`, that the tile needs; else end.
+  // Returns the first block in [block, end) that the tile needs, or `end`.
   int64_t next_block(const Piece& whole, int64_t tile, int64_t block, int64_t end) const {
     while (block < end && !masks_in(whole, tile, block)) ++block;
     return block;
@@ -246,7 +246,7 @@ class Backward {
         });
   }
 
-  // ---- dK, dV and, in passing, dQ ----
+  // ---- dK, dV and dQ together ----
 
   void keys_phase() {
     for (int64_t i = 0; i < layout_.slots; ++i)
@@ -309,13 +309,13 @@ class Backward {
     announce(&layout_.slot_head[turn % layout_.slots], turn + static_cast<int32_t>(layout_.slots));
   }
 
-  // ---- dQ alone ----
+  // ---- dQ without dK and dV ----
 
   void queries_phase() {
     int64_t n = 0;
     for (int64_t i = 0; i < count_; ++i) {
       const int64_t all = tiles(piece(layout_.heads[layout_.order[i]]));
-      // The last rows see most keys under a causal mask: they go first.
+      // Under a causal mask the last rows see most keys, so that they go first.
       for (int64_t t = all - 1; t >= 0; --t) layout_.items[n++] = {layout_.order[i], static_cast<int32_t>(t)};
     }
     for_each_item(threads_, {Take::kInOrder, n, work_}, layout_.scratch, layout_.scratch_bytes,
@@ -341,7 +341,7 @@ class Backward {
               p_.dq.at(x.sequence.batch_index, x.sequence.q_begin + r / x.heads, x.head_first + r % x.heads));
   }
 
-  // ---- dbias: one item per block of its elements, which sums over the dimensions they are broadcast along ----
+  // ---- dbias: one item per block of its elements, which sums over the broadcast dimensions ----
 
   void bias_phase() {
     const int64_t* shape = p_.dbias.shape;
@@ -415,7 +415,7 @@ class Backward {
                   });
   }
 
-  // ---- What a score_mod reads ----
+  // ---- Gradients of the tensors that a score_mod reads ----
 
   void captured_phase() {
     const int64_t n = list_tiles();

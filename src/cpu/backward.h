@@ -4,8 +4,8 @@
 //   dP = V dO^T  [keys][queries]     dS = P * (dP - delta)         dK += dS Q    [keys][dim]
 //                                                                  dQ  = dS^T K  [queries][dim]
 //
-// The scheduler keeps a block of keys and iterates over the queries: dK and dV stay in scratch, each tile of dQ is
-// handed out. For dQ alone it keeps queries and iterates over keys. Scores lie [key][query] as in the forward. The last
+// The scheduler keeps a block of keys and iterates over the queries. dK and dV stay in scratch; each dQ is added to
+// memory. For dQ alone it keeps queries and iterates over keys. Scores lie [key][query] as in the forward. The last
 // three products read P and dS through strides.
 #pragma once
 
@@ -84,7 +84,7 @@ struct Backward {
 
   static size_t scratch(const Problem& p) { return BackwardScratch(p, nullptr).bytes; }
 
-  // Products take 16-bit rows: a float32 dout is rounded, wherever it is read.
+  // Products take 16-bit rows, so that a float32 dout is rounded where it is read.
   static bool rounds_dout(const Problem& p) { return p.dout.dtype == DType::f32 && sizeof(T) != sizeof(float); }
   static const T* dout_row(const Problem& p, const Sequence& s, int64_t query, int64_t head, T* rounded) {
     if (!rounds_dout(p)) return row_of<T>(p.dout, s, s.q_begin, query, head);
@@ -170,7 +170,7 @@ struct Backward {
     }
   }
 
-  // The keys of a tile that a panel works on, and the memory of their options.
+  // The keys of a tile that a panel processes, and the memory of their options.
   struct PanelKeys {
     int64_t begin = 0, end = 0;
     TileMemory options;
@@ -202,7 +202,7 @@ struct Backward {
     return x;
   }
 
-  // P and dS of one panel and its keys, which are the piece's, from S and dP.
+  // Computes P and dS of one panel and the piece's keys from S and dP.
   static void panel_gradients(const Piece& piece, int64_t panel, const PanelKeys& keys, RowTermsView terms,
                               BackwardScratch& s) {
     const PanelRows& rows = s.rows[panel];
@@ -240,13 +240,13 @@ struct Backward {
     }
   }
 
-  // dS becomes the gradient of the scaled products.
+  // Converts dS to the gradient of the scaled products.
   static void through_softcap(const Piece& piece, int64_t panel, const PanelKeys& keys, BackwardScratch& s) {
     multiply_tile(s.dscores + keys.begin * kStride + panel * kPanel, keys.options.slope, kStride,
                   piece.key_end - piece.key_begin);
   }
 
-  // dS becomes the gradient of the scores that score_mod reads.
+  // Converts dS to the gradient of the scores that score_mod reads.
   static void through_mod(const Piece& piece, int64_t panel, const PanelKeys& keys, double* captured,
                           BackwardScratch& s) {
     const PanelRows& rows = s.rows[panel];
@@ -284,7 +284,7 @@ struct Backward {
   }
 #endif
 
-  // False: no row sees a key, and nothing was computed.
+  // Returns false, without computing, if no row sees a key.
   static bool tile(const Piece& piece, RowTermsView terms, bool want_dkv, bool want_dq, double* captured, void* base) {
     const Problem& p = *piece.problem;
     BackwardScratch s(p, base);
@@ -399,7 +399,7 @@ struct Backward {
     }
   }
 
-  // sum(dout * out) of a panel's rows, in the order of dP for float products: a row of one dominant key has dS = 0.
+  // Computes sum(dout * out) of a panel's rows, in the order of dP: a row with one dominant float key has dS = 0.
   static void sum_outputs(const Piece& piece, const PanelRows& rows, float* to, BackwardScratch& s) {
     const Problem& p = *piece.problem;
     const Sequence& q = piece.sequence;

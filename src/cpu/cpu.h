@@ -11,13 +11,14 @@
 
 namespace tandem::cpu {
 
-// Why this engine cannot serve a valid problem, or ok.
+// Returns ok, or the reason why this engine cannot serve a valid problem.
 Status check(const Problem& problem);
 
-// Scratch bytes for forward or backward (by problem.pass) on this many threads. Depends on shapes and flags only.
+// Returns the scratch bytes for forward or backward (by problem.pass) on this number of threads. The bytes depend only
+// on shapes and flags.
 size_t workspace_size(const Problem& problem, int threads);
 
-// workspace: workspace_size() bytes, any alignment. Results are the same bit for bit for any number of threads.
+// workspace: workspace_size() bytes, any alignment. Results have the same bits for any number of threads.
 void forward(const Problem& problem, Threads& threads, void* workspace);
 void backward(const Problem& problem, Threads& threads, void* workspace);
 
@@ -27,7 +28,7 @@ void merge(const MergeProblem& problem, Threads& threads);
 // workspace: a byte for each block of the problem.
 void make_blocks(const MakeBlocksProblem& problem, Threads& threads, std::byte* workspace);
 
-// "avx512_bf16 with bfloat16 dot products": the instruction set chosen for this machine.
+// The instruction set for this machine, such as "avx512_bf16 with bfloat16 dot products".
 std::string target_description();
 
 }  // namespace tandem::cpu

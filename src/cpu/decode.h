@@ -1,7 +1,8 @@
-// Forward for a few queries over many keys: memory-bound, so keys and values are read once, where they lie.
+// The forward for a few queries over many keys. Such a forward is memory-bound, so that keys and values are read once,
+// without packing.
 //
-// Lanes run along head_dim. Scores go into the same [keys][panel] tile as the tiled forward's, so options, masks and
-// softmax are the same code. Long key ranges are cut into parts by the scheduler; combine() joins them in order.
+// Lanes run along head_dim. Scores use the [keys][panel] tile of the tiled forward, so that both share the code of
+// options, masks and softmax. Long key ranges are cut into parts by the scheduler; combine() joins them in order.
 #pragma once
 
 #include "cpu/forward.h"
@@ -15,8 +16,8 @@ inline VF widen_tail(const T* p, int64_t n) {
   return widen(tail);
 }
 
-// Rows of keys or values in memory, read in order. Prefetching the row about 8 KB ahead keeps as many reads in flight
-// as the memory supports. (Hardware prefetching alone reaches two thirds of that rate.)
+// Reads rows of keys or values in order. A prefetch of the row about 8 KB ahead keeps as many reads in flight as the
+// memory supports. Hardware prefetching alone reaches two thirds of that rate.
 template <class T>
 struct Stream {
   uintptr_t row_bytes, ahead;  // possibly past the end: a prefetch touches nothing
@@ -53,7 +54,7 @@ struct DecodeLayout {
 };
 constexpr DecodeLayout kQueriesInLanes{kPanel, 1}, kKeysInLanes{1, kForwardKeys};
 
-// scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
+// Computes scores[key][row] = q[row] . k[key] for R rows and up to 4 keys.
 template <class T, int R>
 inline void dot_rows(FloatRows<const float> q, const T* const* keys, int count, int64_t n, DecodeLayout at,
                      float* scores) {
@@ -73,7 +74,7 @@ inline void dot_rows(FloatRows<const float> q, const T* const* keys, int count, 
   }
 }
 
-// scores[row][key] = q[row] . key for R rows and kLanes keys side by side: keys is [n][kLanes].
+// Computes scores[row][key] = q[row] . key for R rows and kLanes keys in lanes: keys is [n][kLanes].
 template <int R>
 inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t n, float* scores) {
   VF acc[R];
@@ -107,7 +108,7 @@ inline void add_values(const float* p, DecodeLayout at, ValueRows<T> values, con
     for (int i = 0; i < V; ++i) store(acc[r][i], o.data + r * o.stride + first + i * kLanes);
 }
 
-// update_max and exponentiate for the row of one lane, over keys side by side.
+// update_max and exponentiate for the row of one lane, with keys in lanes.
 template <int Degree>
 inline bool softmax_of_row(float* scores, int64_t count, int lane, SoftmaxState* state) {
   for (int64_t j = count; j < round_up(count, kLanes); ++j) scores[j] = -kInfinity;
@@ -142,7 +143,7 @@ struct StreamedRows {
     across = a.take<float>(kStreamedRows * kForwardKeys);
   }
 
-  // rows: of the piece, of which this is one.
+  // rows: the number in the whole piece.
   template <class T>
   void load(const Problem& p, int64_t row, const T* query) const {
     load_row(query, p.head_dim, stride, q + row * stride);
@@ -151,13 +152,13 @@ struct StreamedRows {
 };
 
 // Keys lie in lanes if more than a few rows share them: transposing keys costs less than a sum over lanes per score.
-// The choice sets the order of a score's sum. It depends only on the rows of the sequence, and the backward makes the
-// same choice.
+// The choice sets the order of a score's sum. The choice depends only on the rows of the sequence, and the backward
+// makes the same choice.
 inline bool streams_across(const Piece& piece) {
   return kLanes >= 4 && piece.streamed_rows >= 4 && piece.streamed_rows * kLanes >= piece.problem->head_dim;
 }
 
-// Up to kForwardKeys keys where they lie.
+// Processes up to kForwardKeys keys in the caller's memory.
 template <class T>
 struct StreamedKeys {
   const T* const* rows;
@@ -182,7 +183,7 @@ inline void scores_by_key(const StreamedRows& s, int rows, const StreamedKeys<T>
   }
 }
 
-// to: [row][kForwardKeys], for up to as many keys.
+// to: [row][kForwardKeys], for up to kForwardKeys keys.
 template <class T>
 inline void scores_across(const StreamedRows& s, int rows, const StreamedKeys<T>& k, float* to) {
   const int64_t count = k.count, n = k.head_dim;
@@ -201,8 +202,8 @@ inline void scores_across(const StreamedRows& s, int rows, const StreamedKeys<T>
   }
 }
 
-// Products of the rows and up to kForwardKeys keys, to queries in lanes: to[key][stride], of which the first `rows`
-// lanes are written.
+// Computes products of the rows and up to kForwardKeys keys, with queries in lanes: to[key][stride]. Only the first
+// `rows` lanes are written.
 template <class T>
 inline void streamed_scores(const StreamedRows& s, int rows, bool across, const StreamedKeys<T>& keys, float* to,
                             int64_t stride) {
@@ -256,7 +257,8 @@ struct Decode {
         }
       }
     }
-    // The one to three vectors left of a row would wait for each other's sums: four rows at once.
+    // The remaining one to three vectors of a row would wait for each other's sums, so that four rows are processed at
+    // once.
     for (int64_t c = narrow; c < s.o_stride; c += kLanes) {
       int r = 0;
       for (; r + 4 <= rows; r += 4, stream = nullptr)
@@ -290,7 +292,7 @@ struct Decode {
         keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
         values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
       }
-      // A tile that needs no more than a softmax has its keys in lanes, because few queries would leave most lanes
+      // If a softmax is the only step after the product, keys are in lanes, because few queries would leave most lanes
       // idle.
       const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&
                          s.rows->shows(key, key + count);
@@ -339,8 +341,8 @@ struct Decode {
   }
 };
 
-// Partials of consecutive key ranges, joined from the first to the last: kernels.h has their layout. scratch: kPanel *
-// stride floats.
+// Joins the partials of consecutive key ranges from the first to the last. kernels.h has their layout. scratch: kPanel
+// * stride floats.
 template <class Mma, class T>
 inline void combine(const Piece& piece, const float* parts, int64_t count, int64_t stride, void* scratch) {
   const ScoreUnit unit = score_unit(*piece.problem, piece.streamed_rows > 0 || Mma::kPair == 1);

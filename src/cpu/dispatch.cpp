@@ -1,4 +1,4 @@
-// Chooses the table of kernels for the machine this process runs on.
+// Chooses the table of kernels for the machine that runs this process.
 #include "base/instruction_set.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"

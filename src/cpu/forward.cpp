@@ -11,7 +11,8 @@ namespace tandem::cpu {
 
 namespace {
 
-// A range of keys is split when there are too few queries to go round: for streamed keys sooner than for tiles.
+// A range of keys is split if queries are too few for all threads. Streamed keys are split into smaller parts than
+// tiles.
 constexpr int64_t kStreamPart = 512, kTilePart = 2048, kSplitRows = 64;
 
 struct Item {
@@ -43,8 +44,8 @@ Shape shape_of(const Problem& p, const Sequence& s) {
 
 int64_t partial_stride(const Problem& p) { return ceil_div(p.head_dim_v, 16) * 16; }
 
-// Rows per item: large enough to pay for packing the keys, small enough that every thread gets several items. Queries
-// are independent of each other, so this changes no result.
+// Rows per item: enough to pay for packing the keys, and few enough that every thread gets several items. Queries are
+// independent of each other, so that the number changes no result.
 int64_t rows_per_item(const Problem& p, int threads) {
   const int64_t widest = std::max(p.head_dim, p.head_dim_v), panel = kernels().panel;
   int64_t rows = widest <= 128 ? 256 : widest <= 256 ? 128 : 64;
@@ -61,11 +62,11 @@ struct ForwardLayout {
   std::byte* scratch;
   size_t scratch_bytes, bytes;
 
-  // Bounds from shapes alone: packed lengths are not known when the workspace size is computed.
+  // Computes bounds from shapes alone, because packed lengths are not known when the workspace size is computed.
   ForwardLayout(const Problem& p, int threads, void* base) {
     rows = rows_per_item(p, threads);
     const int64_t split_rows = std::min<int64_t>(kSplitRows, p.seqlen_q * p.group());
-    // A sequence of n >= 2 parts has at most n + 1 <= 1.5 n of them.
+    // A sequence with n >= 2 parts has at most n + 1 <= 1.5 n parts.
     const int64_t keys = p.packed_k() ? p.total_k : p.batch * p.seqlen_k;
     const int64_t parts = split_rows > 0 ? p.heads_k * (keys * 3 / 2 / kStreamPart) : 0;
     const int64_t tiles = p.heads_k * (ceil_div(p.total_q * p.group(), rows) + p.batch);
@@ -138,7 +139,7 @@ void run_item(const Problem& p, const Item& item, const ForwardLayout& layout, s
 
   Group& group = layout.groups[item.group];
   const int64_t rows = piece.row_end, stride = partial_stride(p);
-  // Rows in tiles of the layout, so that scratch suffices.
+  // Processes rows in tiles of the layout, so that the scratch suffices.
   for (int64_t r = 0; r < rows; r += layout.rows) {
     Piece tile = piece;
     tile.row_begin = r;

@@ -1,12 +1,12 @@
-// Forward of one piece: rows of queries that share a key head, against a range of keys.
+// The forward of one piece: rows of queries that share a key head, against a range of keys.
 //
 //   for each tile of keys:                      pack K, V (converted, contiguous)
 //     for each panel of queries that sees it:   S = K Q^T        [keys][panel]   product over head_dim
 //                                               P = softmax step [keys][panel]   in place, O rescaled if it must be
 //                                               O += V^T P       [dim_v][panel]  product over keys
 //
-// Everything is stored with queries in lanes: maxima, sums and factors are vectors, and no step crosses lanes.
-// decode() is the same loop for a few queries: it reads K and V once, where they lie, with head_dim in lanes.
+// Everything is stored with queries in lanes: maxima, sums and factors are vectors, and no step crosses lanes. decode()
+// is the same loop for a few queries: it reads K and V once, without packing, with head_dim in lanes.
 #pragma once
 
 #include "cpu/scores.h"
@@ -19,7 +19,7 @@ constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
 extern "C" double log(double);
 extern "C" float exp2f(float);
 
-// Hands out parts of the scratch memory; with a null base it only counts.
+// Returns parts of the scratch memory. With a null base it only counts.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -36,7 +36,7 @@ class Arena {
   size_t used_ = 0;
 };
 
-// For tiles of kForwardKeys keys.
+// The memory of options for tiles of kForwardKeys keys.
 inline TileMemory option_memory(const Problem& p, Arena& a) {
   TileMemory memory;
   if (p.bias.present) memory.bias = a.take<float>(kBiasWords);
@@ -54,7 +54,7 @@ inline T* mutable_row_of(const View& v, const Sequence& s, int64_t begin, int64_
   return reinterpret_cast<T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
 }
 
-// Calls f with the row of a tensor of T or float32: a result, or what the backward reads of one.
+// Calls f with a row of a tensor of T or float32: a result, or an input of the backward.
 template <class T, class F>
 inline void with_row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head, F&& f) {
   if (v.dtype == DType::f32) {
@@ -69,7 +69,7 @@ struct RowResult {
   float out_factor, lse;
 };
 
-// The sink of a query head; -inf without sinks.
+// Returns the sink of a query head, or -inf without sinks.
 inline float sink_of(const Problem& p, int64_t head) {
   if (!p.sink.present) return -kInfinity;
   const int64_t at = head * p.sink.head;
@@ -83,7 +83,7 @@ inline float sink_of(const Problem& p, int64_t head) {
   return x[0];
 }
 
-// max: natural.
+// max: in natural units.
 inline RowResult finish_row(const Problem& p, int64_t head, double max, float sum) {
   float factor = 1.0f;
   const double sink = sink_of(p, head);
@@ -97,13 +97,13 @@ inline RowResult finish_row(const Problem& p, int64_t head, double max, float su
   return {factor / sum, p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
 }
 
-// A panel's softmax state, and the natural score of a stored one.
+// A panel's softmax state, and the conversion of a stored score to natural units.
 struct RowStates {
   const float *max, *sum, *largest;
   double unit;
 };
 
-// Writes the results of a panel's rows from O in rows (padded to kLanes).
+// Writes the results of a panel's rows from O with rows padded to kLanes.
 template <class T>
 inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o, int64_t stride,
                        const RowStates& state) {
@@ -126,7 +126,7 @@ inline void write_rows(const Piece& piece, const PanelRows& rows, const float* o
   }
 }
 
-// The keys that any lane may see. Sets *memory to what finish_scores() needs for the tile of these keys.
+// Returns the keys that any lane may see. Sets *memory for finish_scores() of the tile of these keys.
 inline ShownKeys shown_keys(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count,
                             const TileMemory& of_piece, TileMemory* memory) {
   *memory = of_piece;
@@ -285,7 +285,7 @@ struct Forward {
       begin = minimum(begin, panel->rows.begin_min);
       end = maximum(end, panel->rows.end_max);
     }
-    // Tiles start at multiples of the tile size, so the tiles of a query do not depend on its piece.
+    // Tiles start at multiples of the tile size, so that the tiles of a query do not depend on its piece.
     for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
       bool packed = false;  // not where a mask hides the tile from all

@@ -14,7 +14,8 @@ namespace tandem::cpu::TANDEM_TARGET {
 
 constexpr int kPanel = 2 * kLanes;         // columns of B side by side in one product: two vectors
 constexpr int kStreamedRows = kPanel / 2;  // most rows of queries that decode serves
-// Accumulators, two vectors of B and a broadcast fill the register file (32 registers of AVX-512 and NEON, 16 of AVX2).
+// Accumulators, two vectors of B and a broadcast fill the register file: 32 registers of AVX-512 and NEON, or 16 of
+// AVX2.
 constexpr int kRows = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 6 : kLanes == 1 ? 4 : 12;
 
 struct MmaF32 {
@@ -30,7 +31,8 @@ struct MmaBF16 {
   using Word = uint32_t;
   static constexpr int kPair = 2;
   static VF multiply_add(VU a, VU b, VF c) {
-    // Not the intrinsic: its vector type makes GCC 12 spill every operand and Clang 16 crash.
+    // Inline assembly instead of the intrinsic, because its vector type makes GCC 12 spill every operand and Clang 16
+    // crash.
     asm("vdpbf16ps %2, %1, %0" : "+v"(c.raw) : "v"(a.raw), "v"(b.raw));
     return c;
   }
@@ -59,7 +61,7 @@ template <class Mma, int R, bool Adjacent>
 HWY_INLINE void gemm_block(Broadcast<typename Mma::Word> a, const typename Mma::Word* b, int64_t k, Product c) {
   VF acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = hn::Zero(FTag());
-  // Rows in threes share a pointer: base, base + stride, base + 2 * stride are all addressing modes.
+  // Three rows share a pointer, because base, base + stride and base + 2 * stride are addressing modes.
   constexpr int kBases = Adjacent ? 1 : (R + 2) / 3;
   const typename Mma::Word* base[kBases];
   for (int i = 0; i < kBases; ++i) base[i] = a.data + 3 * i * a.row_stride;

@@ -1,5 +1,5 @@
-// One target's table of kernels. Compiled once per instruction set, with TANDEM_TARGET its name and the flags that
-// allow it (src/CMakeLists.txt).
+// One target's table of kernels. src/CMakeLists.txt compiles it once per instruction set. TANDEM_TARGET is the set's
+// name.
 #include "cpu/kernels.h"
 
 #include "cpu/backward.h"
@@ -99,7 +99,8 @@ void load_row_as(DType dtype, const void* src, int64_t n, float* dst) {
     std::memcpy(dst + whole, tail, static_cast<size_t>(n - whole) * sizeof(float));
   });
 }
-// put(from, n, to): a row, whose source need not be padded: whole vectors in place, the rest through a buffer.
+// Calls put(from, n, to) for a row whose source need not be padded. Whole vectors are read in place, the rest through a
+// buffer.
 template <class Put>
 void put_row_as(DType dtype, const float* src, int64_t n, void* dst, Put&& put) {
   const int64_t whole = n / kLanes * kLanes;

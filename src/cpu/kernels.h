@@ -27,7 +27,7 @@ struct Piece {
 };
 
 // Unnormalised results of a part of the keys: out[row][head_dim_v padded], running maximum (a stored score), sum, and
-// the largest score where it is wanted.
+// the largest score if the caller needs it.
 struct Partial {
   float* out;
   float* max;
@@ -69,17 +69,18 @@ struct Kernels {
   int panel;         // queries per panel; rows per piece should be a multiple
   int64_t key_tile;  // keys per step of the forward
 
-  // Forward on tiles of queries; partial: NULL writes out and lse, otherwise fills the partial of rows [0, rows).
+  // The forward on tiles of queries. partial: NULL writes out and lse, otherwise the function fills the partial of rows
+  // [0, rows).
   size_t (*forward_scratch)(const Problem&, int64_t rows);
   void (*forward)(const Piece&, const Partial* partial, void* scratch);
-  // The same for few queries and many keys: streams the keys once, in place.
+  // The forward for few queries and many keys, which reads the keys once, without packing.
   size_t (*decode_scratch)(const Problem&, int64_t rows);
   void (*decode)(const Piece&, const Partial* partial, void* scratch);
   // Joins the partials of consecutive key ranges, in order, into out and lse. A part is rows x stride floats of out,
   // then rows of max, of sum and of the largest score.
   void (*combine)(const Piece&, const float* parts, int64_t count, int64_t stride, void* scratch);
 
-  // Backward. Fills in the terms of a piece's rows. A float32 lse may be too imprecise for a row's probabilities. The
+  // Fills in the backward's terms of a piece's rows. A float32 lse may be too imprecise for a row's probabilities. The
   // sums of such rows are computed again over the blocks of keys for which needed(context, first key) is true.
   void (*row_terms)(const Piece&, RowTermsView, BlockFilter, void* scratch);
   size_t (*backward_scratch)(const Problem&);
@@ -87,16 +88,16 @@ struct Kernels {
   void (*backward_keys)(const Piece&, bool want_dkv, bool want_dq, void* scratch);
   // One tile of rows (at most kBackwardRows) against the packed keys: adds to dk and dv, stores the tile of dq.
   // captured: null, or the table of all captured gradients (problem/bound_expression.h). Returns false if no row sees a
-  // key, so that nothing is to be added.
+  // key; then nothing need be added.
   bool (*backward_tile)(const Piece&, RowTermsView, bool want_dkv, bool want_dq, double* captured, void* scratch);
   void (*backward_add_dq)(const Piece&, RowAccumulator dq, void* scratch);
   void (*backward_store_dkv)(const Piece&, void* scratch);
-  // After backward_tile with neither gradient wanted: adds the tile of dscore to sum[query * query_stride + key *
-  // key_stride]. A broadcast bias sums over whole heads, for which float32 would lose digits.
+  // Adds the tile of dscore to sum[query * query_stride + key * key_stride], after a backward_tile() that computed no
+  // gradient. A broadcast bias sums over whole heads, for which float32 would lose digits.
   void (*backward_add_dbias)(const Piece&, double* sum, int64_t query_stride, int64_t key_stride, void* scratch);
-  // 2^src as the softmax of this dtype computes it: for tests and the error table of docs/numerics.md.
+  // 2^src as the softmax of this dtype computes it. Tests and the error table of docs/numerics.md use it.
   void (*exp2)(DType, const float* src, int64_t n, float* dst);
-  // Between float32 and float32, bfloat16 or float16: dst[0, n) = src; add_row: += src.
+  // Converts between float32 and float32, bfloat16 or float16: dst[0, n) = src; add_row: += src.
   void (*load_row)(DType, const void* src, int64_t n, float* dst);
   void (*store_row)(DType, const float* src, int64_t n, void* dst);
   void (*add_row)(DType, const float* src, int64_t n, void* dst);
@@ -105,8 +106,8 @@ struct Kernels {
 constexpr int64_t kBackwardKeys = 192;
 constexpr int64_t kBackwardRows = 192;
 
-// The best table that this machine can run, or the lesser one that the environment names: of instruction_set()
-// (base/instruction_set.h).
+// The table of instruction_set() (base/instruction_set.h): the best that this machine can run, or the table that the
+// environment names.
 const Kernels& kernels();
 
 }  // namespace tandem::cpu

@@ -1,5 +1,5 @@
-// A block mask from a mask_mod, as kernels/prepost/make_blocks.cuh has it: a state for each block, by interval
-// arithmetic where that decides, and lists of these.
+// Computes a block mask from a mask_mod like kernels/prepost/make_blocks.cuh: a state for each block, and lists of
+// states. Interval arithmetic decides a block if it can.
 #include <algorithm>
 #include <vector>
 
@@ -72,7 +72,7 @@ struct ListRow {
   int64_t step, columns;
 };
 
-// One row of one list: first the columns with a state between these two, then the remaining columns.
+// Writes one row of one list: first the columns with a state between these two, then the remaining columns.
 void list_row(const MadeList& list, const ListRow& row, State least, State most) {
   const int64_t batch = row.batch, head = row.head, number = row.number, columns = row.columns;
   int32_t* const index =

@@ -1,4 +1,4 @@
-// Merging parts: a row, a vector of one query and head, is read once from each part that weighs something.
+// Merges parts. A row is a vector of one query and head. The row is read once from each part with a nonzero weight.
 #include "problem/merge.h"
 
 #include <cmath>
@@ -23,7 +23,7 @@ double lse_at(const View& view, int64_t b, int64_t i, int64_t h) {
   return x;
 }
 
-// log(sum exp(lse)) over the parts; NaN where one of them is NaN or +inf.
+// Returns log(sum exp(lse)) over the parts, or NaN if an lse is NaN or +inf.
 double merged_lse(const Parts& parts, int64_t b, int64_t i, int64_t h) {
   double largest = -kInfinity, sum = 0;
   for (const auto& part : parts) {

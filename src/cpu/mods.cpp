@@ -18,7 +18,7 @@ score_mod::Position sequence_of(const ModTile& tile) {
           .seqlen_k = static_cast<int32_t>(s.k_len)};
 }
 
-// A program over a tile, as many keys at once as a run takes.
+// Runs a program over a tile, with as many keys per run as fit.
 class Run {
  public:
   Run(const ModTile& tile, const BoundExpression& mod, const score_mod::TileProgram& program)
@@ -35,7 +35,7 @@ class Run {
     run_.begin(sequence_of(tile));
   }
 
-  // use(first key, keys) after each run. scores: null where the text has none.
+  // Calls use(first key, keys) after each run. scores: null if the text does not contain score.
   template <class Use>
   void each(const float* scores, Use&& use) {
     for (int64_t first = 0; first < tile_.count; first += keys_) {
@@ -67,7 +67,7 @@ class Run {
   int32_t query_[kTile], head_[kTile], key_[kTile];
 };
 
-// Adds what lane `at` of a run gives, times ds, to the gradient of every tensor that is captured.
+// Adds the derivative of lane `at` of a run, times ds, to the gradient of every captured tensor.
 void capture(const BoundExpression& mod, const Run& run, int64_t at, float ds, double* table) {
   size_t output = 0;
   for (const score_mod::Capture& capture : mod.program->captures) {
@@ -119,7 +119,7 @@ bool show_by_mod(const ModTile& tile, int32_t* visible) {
   return any != 0;
 }
 
-// use(key of the tile, keys that are in the same block) for each block of keys.
+// Calls use(key of the tile, keys in the same block) for each block of keys.
 template <class Use>
 void each_block(const ModTile& tile, Use&& use) {
   const int64_t size = tile.piece.problem->block_mask.block_k;

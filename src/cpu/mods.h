@@ -1,5 +1,5 @@
-// Score and mask modifications on a tile of scores: [keys][lanes], a lane a query. Plain functions, which kernels.h
-// explains; what takes time in them is compiled for the machine (src/score_mod/tile_loops.cpp).
+// Score and mask modifications on a tile of scores: [keys][lanes], one query per lane. The loops are plain functions
+// (see kernels.h). src/score_mod/tile_loops.cpp compiles the costly loops for the machine.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct ShownKeys {
 // visible[key][lane] for them: 1: visible, 0: hidden.
 ShownKeys show_visible(const ModTile& tile, int32_t* visible);
 
-// Scores as score_mod gives them, in place.
+// Replaces scores by the results of score_mod.
 void modify_scores(const ModTile& tile, float* scores);
 
 // Converts dscores from gradients of the results of modify_scores() to gradients of the scores that it read, which are

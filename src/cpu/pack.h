@@ -1,4 +1,4 @@
-// Packing: copies of tiles in the order the product reads them.
+// Packs tiles: copies in the order that the product reads.
 //
 //   rows     [n][words]          A operand of q k^T and dout v^T: broadcast along head_dim
 //   panel    [words][kPanel]     B operand: queries in lanes, head_dim along the product (a transpose)
@@ -17,13 +17,13 @@ constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 constexpr int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t maximum(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Words along the product that n values take.
+// The number of words along the product for n values.
 template <class Mma>
 constexpr int64_t words(int64_t n) {
   return (n + Mma::kPair - 1) / Mma::kPair;
 }
 
-// One row as words; padded (in words) is a multiple of kLanes.
+// Packs one row as words; padded (in words) is a multiple of kLanes.
 template <class T>
 inline void row_words(const T* src, int64_t n, int64_t padded, float* dst) {
   load_row(src, n, padded, dst);
@@ -33,7 +33,7 @@ inline void row_words(const BF16* src, int64_t n, int64_t padded, uint32_t* dst)
   std::memcpy(dst, src, static_cast<size_t>(n) * 2);
 }
 
-// Two rows interleaved: word c is (a[c], b[c]); b may be null (zeros).
+// Interleaves two rows: word c is (a[c], b[c]). b may be null (zeros).
 inline void interleave_rows(const BF16* a, const BF16* b, int64_t n, int64_t padded, uint32_t* dst) {
   const hn::Rebind<uint16_t, FTag> half;
   int64_t c = 0;
@@ -46,15 +46,15 @@ inline void interleave_rows(const BF16* a, const BF16* b, int64_t n, int64_t pad
   for (; c < padded; ++c) dst[c] = 0;
 }
 
-// Row r of a tile, or null beyond the last: what packing reads.
+// Returns row r of a tile, or null beyond the last row. Packing reads rows this way.
 template <class T>
 struct RowSource {
   const T* const* pointer;  // one per row
   int64_t count;
 };
 
-// columns: rows [0, count) of n values -> dst[words][column_stride]; where `panels`, column c lies in panel
-// c / kPanel of panel_stride words.
+// Packs columns: rows [0, count) of n values -> dst[words][column_stride]. With `panels`, column c lies in panel c /
+// kPanel of panel_stride words.
 template <class Mma, class T>
 inline void pack_columns(RowSource<T> rows, int64_t n, typename Mma::Word* dst) {
   const int64_t padded = round_up(n, kLanes);
@@ -68,7 +68,7 @@ inline void pack_columns(RowSource<T> rows, int64_t n, typename Mma::Word* dst) 
   }
 }
 
-// The same in panels: dst[panel][word][kPanel], `capacity` words per panel; words beyond the rows are left as they are.
+// The same in panels: dst[panel][word][kPanel], `capacity` words per panel. Words beyond the rows are not written.
 template <class Mma, class T>
 inline void pack_column_panels(RowSource<T> rows, int64_t n, int64_t capacity, typename Mma::Word* row_scratch,
                                typename Mma::Word* dst) {
@@ -87,7 +87,7 @@ inline void pack_column_panels(RowSource<T> rows, int64_t n, int64_t capacity, t
   }
 }
 
-// row *= scale, rounded once per value: the scale is given to twice float's precision.
+// Computes row *= scale, rounded once per value. The scale has twice float's precision.
 inline void scale_row(float* row, int64_t padded, double scale) {
   const VF high = set(static_cast<float>(scale)), low = set(static_cast<float>(scale - static_cast<float>(scale)));
   for (int64_t c = 0; c < padded; c += kLanes) {
@@ -97,7 +97,7 @@ inline void scale_row(float* row, int64_t padded, double scale) {
 }
 
 // panel: up to kPanel rows of n values -> dst[round_up(words, 4)][kPanel]; lanes beyond the rows are zero. Words that
-// are floats are scaled; others are left as they are. row_scratch: kPanel * round_up(words, kLanes) words.
+// are floats are scaled; other words are not. row_scratch: kPanel * round_up(words, kLanes) words.
 template <class Mma, class T>
 inline void pack_panel(RowSource<T> rows, int64_t n, double scale, typename Mma::Word* row_scratch,
                        typename Mma::Word* dst) {

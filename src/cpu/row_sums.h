@@ -15,7 +15,7 @@ inline float lse_of(const Piece& piece, const PanelRows& rows, int lane) {
   return *value_of(piece.problem->lse, piece, rows, lane);
 }
 
-// By lane, how a score becomes a probability. Lanes with an lse: e^(score - lse). All other lanes: e^(score - max) /
+// How a score becomes a probability, per lane. Lanes with an lse: e^(score - lse). All other lanes: e^(score - max) /
 // sum.
 template <int Degree>
 struct Probabilities {
@@ -38,7 +38,7 @@ struct Probabilities {
   VF operator()(const float* score, int h, VF factor) const {
     return exp2<Degree>(hn::Mul(hn::Sub(load(score + h), load(lse + h)), factor));
   }
-  // The same for lanes with and without a sum.
+  // The same for both kinds of lanes.
   VF of_any(const float* score, int h, VF factor) const {
     const VF inverse = load(inverse_sum + h);
     const auto lse_alone = hn::Eq(inverse, hn::Zero(FTag()));
@@ -61,7 +61,7 @@ inline bool is_lse_too_short(float lse, int64_t keys) {
   return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys);
 }
 
-// The largest score and the sum of each lane so far; the maximum is followed exactly.
+// The largest score and the sum of each lane so far. The maximum is exact.
 struct ExactSums {
   float max[kPanel], sum[kPanel];
 
@@ -85,8 +85,8 @@ struct ExactSums {
   }
 };
 
-// lse, to which other parts of a sequence may contribute, decides whether these sums are the row's sums. They are if
-// they agree with lse to float32 precision.
+// Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. A row's sums
+// are complete if they agree with lse to float32 precision.
 inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
                      RowTerms* terms) {
   constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;

@@ -1,4 +1,4 @@
-// The code that forward.cpp and backward.cpp share: it carves the caller's workspace, and its threads take items in
+// The common code of forward.cpp and backward.cpp: it divides the caller's workspace, and its threads take items in
 // order.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace tandem::cpu {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Hands out 64-byte aligned parts of the workspace; with a null base it only counts.
+// Returns 64-byte aligned parts of the workspace. With a null base it only counts.
 class Workspace {
  public:
   explicit Workspace(void* base) : base_(base == nullptr ? nullptr : aligned(base)) {}
@@ -27,7 +27,7 @@ class Workspace {
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
   }
 
-  // Bytes that the caller must provide: the taken bytes, and enough to align an arbitrary pointer.
+  // Bytes that the caller must provide: the used bytes, and enough to align an arbitrary pointer.
   size_t bytes() const { return used_ + 64; }
 
  private:
@@ -38,15 +38,15 @@ class Workspace {
   size_t used_ = 0;
 };
 
-// Multiply-adds (about 20 microseconds of a small problem) that are worth waking one more thread for.
+// Multiply-adds that justify waking one more thread (about 20 microseconds of a small problem).
 constexpr double kWorkPerThread = 1e5;
 
-// Multiply-adds that are taken at once: small items go in runs, which lie side by side in memory.
+// Multiply-adds that a thread takes at once. Small items are taken in runs, which are contiguous in memory.
 constexpr double kWorkPerGrab = 2.5e5;
 
 // Assignment of items to threads. In order: longest-first schedules and the backward's ordered sums rely on this order.
-// In sections: each thread begins with its section of similar items, as the neighbouring layers do, so that the data is
-// in its cache. Then the thread takes items of other sections.
+// In sections: each thread begins with its section of similar items, like the neighbouring layers of a model, so that
+// its cache has the data. Then the thread takes items of other sections.
 enum class Take { kInOrder, kInSections };
 
 struct Items {
@@ -94,7 +94,7 @@ inline KeySpan keys_of_rows(const Problem& p, const Sequence& s, int64_t heads, 
   return {first.begin, last.end > first.begin ? last.end : first.begin};
 }
 
-// Few rows of queries are streamed: keys are read where they lie (cpu/decode.h).
+// The number of query rows if they are few enough to be streamed: keys are then read without packing (cpu/decode.h).
 inline int64_t streamed_rows(const Problem& p, const Sequence& s) {
   const int64_t rows = s.q_len * p.group();
   return rows <= kernels().panel / 2 ? rows : 0;
@@ -114,7 +114,7 @@ inline Piece whole_piece(const Problem& p, const Sequence& s, int64_t number, in
           .key_end = s.k_len};
 }
 
-// Rows of a (batch, row, head) output beyond the used lengths become zero bytes (or -inf: lse).
+// Fills rows of a (batch, row, head) output beyond the used lengths with zero bytes (lse: with -inf).
 void clear_unused_rows(const Problem& p, const View& view, bool queries, int64_t heads, int64_t dim, bool lse = false);
 
 }  // namespace tandem::cpu

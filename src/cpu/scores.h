@@ -1,8 +1,8 @@
 // From raw scores to probabilities on one tile of up to key_tile keys x kPanel queries: options, masks, online softmax.
 //
-// A tile is stored key by key, queries in lanes. A lane belongs to a query, so no step crosses lanes, and a query's
-// result does not depend on its neighbours. Scores are in natural units, as in standard attention. A row's largest
-// score is subtracted before the product with log2 e, so that the largest probability is exactly 1 at any magnitude.
+// A tile is stored key by key, with queries in lanes. No step crosses lanes, so that a query's result does not depend
+// on other queries. Scores are in natural units, as in standard attention. A row's largest score is subtracted before
+// the product with log2 e, so that the largest probability is exactly 1 at any magnitude.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -12,7 +12,7 @@
 
 namespace tandem::cpu::TANDEM_TARGET {
 
-// The query of each lane of a panel. Lanes beyond the last row repeat it: they cost nothing and are never stored.
+// The query of each lane of a panel. Lanes beyond the last row repeat its query; their results are never stored.
 struct PanelRows {
   int count;                                       // lanes that are rows
   int64_t query[kPanel], head[kPanel];             // row index within the sequence, query head
@@ -21,7 +21,7 @@ struct PanelRows {
   float position[kPanel];                          // query + diagonal
   float slope[kPanel];                             // ALiBi
 
-  // No lane sees any of keys [begin, end) / every lane sees all of them.
+  // hides(): no lane sees any of keys [begin, end). shows(): every lane sees all of them.
   bool hides(int64_t begin, int64_t end) const { return end <= begin_min || begin >= end_max; }
   bool shows(int64_t begin, int64_t end) const { return begin >= begin_max && end <= end_min; }
 };
@@ -64,7 +64,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   }
 }
 
-// Scores are the product times a positive number and nothing else.
+// True if scores are only the product times a positive number.
 inline bool plain_scores(const Problem& p) {
   return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present && !p.score_mod.present;
 }
@@ -77,7 +77,7 @@ inline float bias_value(const BiasView& b, int64_t offset) {
     case DType::f32: return reinterpret_cast<const float*>(b.data)[offset];
     default: break;
   }
-  // One 16-bit value: through the row converters, which handle every target alike.
+  // Converts one 16-bit value by the row converters, which support every target.
   float out[kLanes];
   if (b.dtype == DType::bf16) {
     load_row(reinterpret_cast<const BF16*>(b.data) + offset, 1, kLanes, out);
@@ -151,8 +151,8 @@ inline void hide_by_bias(ScoreTile t, float* scratch) {
 
 // ---- Scores -----------------------------------------------------------------------------------------------------
 
-// The natural score of a stored one is stored * unit. Queries packed as floats carry softmax_scale, rounded once for
-// each number; a factor of all scores would add the same rounding error to each. bfloat16 words cannot carry it.
+// A stored score times its unit is the natural score. Queries packed as floats contain softmax_scale, rounded once for
+// each number; a factor of all scores would add the same rounding error to each. bfloat16 words cannot contain it.
 struct ScoreUnit {
   double product;  // unit of the products of queries and keys
   double stored;   // unit of the scores that finish_scores() stores
@@ -237,8 +237,8 @@ inline void finish_scores(ScoreTile tile, ScoreUnit unit, const TileMemory& memo
 
 // ---- Dropout ----------------------------------------------------------------------------------------------------
 
-// factors[key][lane] = 0 or 1 / (1 - p) for keys [key, key + count), by Philox as tandem.h states it. The loops over
-// lanes are for the compiler to vectorise.
+// Sets factors[key][lane] to 0 or 1 / (1 - p) for keys [key, key + count), by Philox as tandem.h defines it. The
+// compiler vectorises the loops over lanes.
 inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
                             int64_t stride) {
   const Problem& p = *piece.problem;
@@ -276,8 +276,8 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
 // ---- Online softmax -----------------------------------------------------------------------------------------------
 
 // Running state of a panel (Milakov and Gimelshein 2018), with FlashAttention-4's conditional rescaling. The reference
-// maximum follows the true maximum only when it has grown by more than 8 (a factor 2^8), which float32 can represent.
-// Each lane decides separately. If no lane rescales, nothing is multiplied.
+// maximum changes only when the true maximum exceeds it by more than 8 (a factor 2^8), which float32 can represent.
+// Each lane decides separately. If no lane rescales, no output is multiplied.
 struct SoftmaxState {
   float max[kPanel];      // reference maximum, a stored score; -inf: no visible key yet
   float sum[kPanel];      // sum of e^(score - max)
@@ -291,7 +291,8 @@ struct SoftmaxState {
 
 constexpr float kRescaleThreshold = 8.0f;  // log2 units
 
-// Updates the maximum by a tile's scores. factor: to log2 units. True when alpha must be applied to the output.
+// Updates the maximum by a tile's scores. factor: converts to log2 units. Returns true if alpha must be applied to the
+// output.
 inline bool update_max(const float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   VF m0 = set(-kInfinity), m1 = m0, m2 = m0, m3 = m0;
   int64_t j = 0;
@@ -323,7 +324,7 @@ inline bool update_max(const float* scores, int64_t stride, int64_t count, float
   return rescale;
 }
 
-// Updates the largest score, which max follows only at times. A NaN stays.
+// Updates the largest score, because max may be below it. A NaN is kept.
 inline void add_largest(const float* scores, int64_t stride, int64_t count, SoftmaxState* state) {
   for (int h = 0; h < kPanel; h += kLanes) {
     VF largest = load(state->largest + h);
@@ -335,11 +336,11 @@ inline void add_largest(const float* scores, int64_t stride, int64_t count, Soft
   }
 }
 
-// The maximum as exp2 may subtract it: 0 for a lane that has seen nothing (-inf - -inf would be NaN).
+// The maximum that exp2 may subtract: 0 for a lane without visible keys, because -inf - -inf would be NaN.
 inline VF finite_max(VF m) { return select(hn::Eq(m, set(-kInfinity)), hn::Zero(FTag()), m); }
 
 // Sums probabilities of keys, lane by lane. For float32 (degree 6) the sums are compensated (Kahan 1965). If one key
-// dominates a row, each remaining key may be less than half a unit of the sum, but not all together.
+// dominates a row, each remaining key may add less than half a unit of the sum, although all keys together add more.
 template <int Degree>
 class ProbabilitySum {
  public:
@@ -358,8 +359,8 @@ class ProbabilitySum {
   VF sum_ = hn::Zero(FTag()), excess_ = hn::Zero(FTag());
 };
 
-// scores -> e^(score - max) in place; adds them to the state's sums. factor: to log2 units. The subtraction comes
-// first, so that the largest score gives exactly 1. Never inlined, as gemm_strided() explains.
+// Computes scores -> e^(score - max) in place and adds them to the state's sums. factor: converts to log2 units. The
+// subtraction comes first, so that the largest score gives exactly 1. Never inlined, for the reason at gemm_strided().
 template <int Degree>
 HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   const VF f = set(factor);
@@ -393,7 +394,7 @@ inline void multiply_tile(float* tile, const float* by, int64_t stride, int64_t 
 }
 
 #if TANDEM_HAS_BF16_DOT
-// (a, b) rounded to bfloat16, interleaved: word i is (a[i], b[i]).
+// Returns (a, b) rounded to bfloat16, interleaved: word i is (a[i], b[i]).
 inline VU pair_bf16(VF a, VF b) {
   static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -402,14 +403,14 @@ inline VU pair_bf16(VF a, VF b) {
   return VU{_mm512_permutexvar_epi16(_mm512_loadu_si512(order), packed)};
 }
 
-// The 2 * kLanes values (a, b) rounded to bfloat16, in order.
+// Returns the 2 * kLanes values (a, b) rounded to bfloat16, in order.
 inline VU join_bf16(VF a, VF b) {
   __m512i packed;
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(packed) : "v"(a.raw), "v"(b.raw));
   return VU{packed};
 }
 
-// Words of two keys for the product over keys: dst[count / 2][dst_stride].
+// Packs words of two keys for the product over keys: dst[count / 2][dst_stride].
 inline void pair_keys(const float* tile, int64_t stride, int64_t count, uint32_t* dst, int64_t dst_stride) {
   for (int64_t j = 0; j < count; j += 2) {
     for (int h = 0; h < kPanel; h += kLanes) {

@@ -1,8 +1,8 @@
 // The vector unit of one instruction set: types, exp2, tanh, row conversions. Included once per target.
 //
 // Every target is a separate translation unit with its compiler flags (src/CMakeLists.txt). Highway's static dispatch
-// picks the widest unit of those flags, so nothing of Highway is needed at run time. The definitions of these headers
-// lie in a namespace named for the target: no inline function of one target is ever linked into another.
+// selects the widest unit of these flags, so that no Highway library is needed at run time. These headers define
+// everything in a namespace named for the target, so that no inline function of one target is linked into another.
 #pragma once
 
 #define HWY_COMPILE_ONLY_STATIC 1
@@ -52,9 +52,9 @@ inline VF exp2_fraction(VF f) {
   return hn::MulAdd(p, f, set(1.0f));
 }
 
-// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN stays NaN; exactly 1 at 0. It needs no exponential unit and no
-// table: range reduction by floor, a polynomial on the FMA units, the exponent put back as bits. (Cody and Waite 1980;
-// as in FlashAttention-4, arXiv 2603.05451.)
+// 2^x for x < 128; 0 below 2^-126 and for -inf; NaN for NaN; exactly 1 at 0. The polynomial needs no exponential unit
+// and no table: floor reduces the range, and a polynomial follows (Cody and Waite 1980; FlashAttention-4, arXiv
+// 2603.05451).
 template <int Degree>
 inline VF exp2(VF x) {
 #if HWY_TARGET == HWY_AVX3 || (defined(HWY_AVX3_ZEN4) && HWY_TARGET <= HWY_AVX3_DL)
@@ -67,7 +67,8 @@ inline VF exp2(VF x) {
 #else
   const VF clamped = select(hn::Lt(x, set(-127.0f)), set(-127.0f), x);
 #endif
-  // Rounding x - 1/2 to nearest is floor(x). A little less than 1/2, or 0 would be a tie that may fall to -1.
+  // Rounding x - 1/2 to nearest gives floor(x). The subtrahend is slightly below 1/2, because otherwise 0 would be a
+  // tie that may round to -1.
   const VF shifted = hn::Add(hn::Sub(clamped, set(0.49999997f)), magic);
   const VF f = hn::Sub(clamped, hn::Sub(shifted, magic));
   const VF power = hn::BitCast(FTag(), hn::ShiftLeft<23>(hn::BitCast(UTag(), shifted)));
@@ -75,7 +76,7 @@ inline VF exp2(VF x) {
 #endif
 }
 
-// tanh: an odd polynomial near 0, where 1 - 2/(1 + e^2x) would cancel (coefficients as in Cephes' tanhf).
+// tanh by an odd polynomial near 0, where 1 - 2/(1 + e^2x) would cancel (coefficients of Cephes' tanhf).
 inline VF tanh(VF x) {
   const VF z = hn::Abs(x), s = hn::Mul(x, x);
   VF p = set(-5.70498872745e-3f);
@@ -86,7 +87,7 @@ inline VF tanh(VF x) {
   const VF small = hn::MulAdd(hn::Mul(p, s), x, x);
   const VF e = exp2<6>(hn::Mul(hn::Min(z, set(20.0f)), set(2 * kLog2e)));
   const VF big = hn::CopySign(hn::Sub(set(1.0f), hn::Div(set(2.0f), hn::Add(e, set(1.0f)))), x);
-  // The polynomial carries a NaN on; Min may not.
+  // The polynomial propagates a NaN; Min may not.
   return select(hn::Gt(z, set(0.625f)), big, small);
 }
 
@@ -117,7 +118,7 @@ inline VU bf16_bits(VF v) {
 // Stores the lower 16 bits of each lane.
 inline void store_halves(VU bits, void* p) {
   const hn::Rebind<int16_t, FTag> half;
-  // Sign-extended, the signed saturating demotion is exact; the unsigned one is missing on some targets.
+  // After sign extension the signed saturating demotion is exact. Some targets lack the unsigned demotion.
   const VI extended = hn::ShiftRight<16>(hn::BitCast(ITag(), hn::ShiftLeft<16>(bits)));
   hn::StoreU(hn::DemoteTo(half, extended), half, static_cast<int16_t*>(p));
 }
@@ -135,13 +136,13 @@ inline void narrow(VF v, F16* p) {
   hn::StoreU(hn::DemoteTo(half, v), half, reinterpret_cast<hwy::float16_t*>(p));
 }
 #else
-// Conversions for targets without such instructions. (Highway's stand-in of 1.0 truncates, and converts infinity to a
+// Conversions for targets without such instructions. (Highway 1.0's replacement truncates, and converts infinity to a
 // number.)
 inline VF widen(const F16* p) {
   const hn::Rebind<uint16_t, FTag> half;
   const VU bits = hn::PromoteTo(UTag(), hn::LoadU(half, reinterpret_cast<const uint16_t*>(p)));
   const VU magnitude = hn::And(bits, hn::Set(UTag(), 0x7FFF));
-  // In a float's fields, 112 short in the exponent; from 2^16 on it is infinity or NaN.
+  // The fields of a float with an exponent 112 too small. From 2^16 on the value is infinity or NaN.
   const VF value = hn::Mul(hn::BitCast(FTag(), hn::ShiftLeft<13>(magnitude)), set(0x1p112f));
   const VU special =
       hn::And(hn::BitCast(UTag(), hn::VecFromMask(FTag(), hn::Ge(value, set(0x1p16f)))), hn::Set(UTag(), 0x7F800000));
@@ -150,8 +151,8 @@ inline VF widen(const F16* p) {
 }
 inline void narrow(VF v, F16* p) {
   const VF magnitude = hn::Abs(v);
-  // Overflows to infinity from 2^16 on. Adding 2^15 times the power of two below it (2^-14 at least) leaves 11 bits,
-  // rounded to nearest even, at the end of the word.
+  // Values from 2^16 on overflow to infinity. Let p be the largest power of two below the value, at least 2^-14. Adding
+  // 2^15 p leaves 11 bits, rounded to nearest even, at the end of the word.
   const VF value = hn::Mul(hn::Mul(magnitude, set(0x1p112f)), set(0x1p-110f));
   const VI exponent = hn::And(hn::BitCast(ITag(), magnitude), hn::Set(ITag(), 0x7F800000));
   const VI above = hn::Add(hn::Max(exponent, hn::Set(ITag(), 0x38800000)), hn::Set(ITag(), 0x07800000));
@@ -164,7 +165,7 @@ inline void narrow(VF v, F16* p) {
 }
 #endif
 
-// dst[0, n) = src, dst[n, padded) = 0; padded is a multiple of kLanes.
+// Computes dst[0, n) = src and dst[n, padded) = 0; padded is a multiple of kLanes.
 template <class T>
 inline void load_row(const T* src, int64_t n, int64_t padded, float* dst) {
   int64_t c = 0;
@@ -178,7 +179,7 @@ inline void load_row(const T* src, int64_t n, int64_t padded, float* dst) {
   for (; c < padded; c += kLanes) store(hn::Zero(FTag()), dst + c);
 }
 
-// dst[0, n) = scale * src; src is readable up to the next multiple of kLanes.
+// Computes dst[0, n) = scale * src; src is readable up to the next multiple of kLanes.
 template <class T>
 inline void store_row(const float* src, int64_t n, float scale, T* dst) {
   int64_t c = 0;
@@ -190,7 +191,7 @@ inline void store_row(const float* src, int64_t n, float scale, T* dst) {
   }
 }
 
-// dst[0, n) += scale * src, in float32, rounded once; src as for store_row.
+// Computes dst[0, n) += scale * src in float32, rounded once. src must be as readable as for store_row.
 template <class T>
 inline void add_row(const float* src, int64_t n, float scale, T* dst) {
   float sum[kLanes];
@@ -202,7 +203,7 @@ inline void add_row(const float* src, int64_t n, float scale, T* dst) {
   }
 }
 
-// dst[c][r] = src[r][c] for r in [0, rows), c in [0, cols), both multiples of 4; words of 32 bits.
+// Transposes: dst[c][r] = src[r][c] for r in [0, rows), c in [0, cols), both multiples of 4. Words have 32 bits.
 template <class W>
 inline void transpose(const W* src, int64_t src_stride, int rows, int64_t cols, W* dst, int64_t dst_stride) {
   static_assert(sizeof(W) == 4);
@@ -210,7 +211,7 @@ inline void transpose(const W* src, int64_t src_stride, int rows, int64_t cols, 
   for (int64_t c = 0; c < cols; ++c)
     for (int r = 0; r < rows; ++r) dst[c * dst_stride + r] = src[r * src_stride + c];
 #else
-  // Four rows at a time: after two rounds of interleaving, each 128-bit block holds four rows of one column.
+  // Processes four rows at a time. After two rounds of interleaving, each 128-bit block holds four rows of one column.
   constexpr UTag d;
   constexpr hn::Repartition<uint64_t, UTag> pairs;
   constexpr hn::Full128<uint32_t> block;

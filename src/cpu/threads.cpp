@@ -24,12 +24,12 @@ int available_cores() {
 }  // namespace
 
 // Workers that sleep on a condition variable between jobs. The pool runs one job at a time. A caller that finds the
-// pool busy does its work alone, so calls from several threads never wait for each other.
+// pool busy computes alone, so that calls from several threads never wait for each other.
 class Pool {
  public:
   explicit Pool(int workers) : process_(getpid()) {
     workers_.reserve(static_cast<size_t>(workers));  // nothing below may throw once a worker runs
-    // Fewer workers than requested (a limit of the system) are slower, not wrong.
+    // If the system limits threads, fewer workers than requested start. The results do not change.
     try {
       for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
@@ -47,7 +47,7 @@ class Pool {
 
   bool belongs_to_this_process() const { return process_ == getpid(); }
 
-  // False when another caller holds the pool.
+  // Returns false if another caller uses the pool.
   bool run(int32_t tasks, void (*body)(void*, int32_t), void* data) {
     if (!free_.exchange(false, std::memory_order_acquire)) return false;
     {
@@ -64,7 +64,7 @@ class Pool {
     }
     take_tasks(tasks, body, data);
     {
-      // Workers that have not seen this job yet will find it finished.
+      // Workers that have not started this job yet will find it finished.
       std::unique_lock lock(mutex_);
       tasks_ = 0;
       idle_.wait(lock, [this] { return active_ == 0; });
@@ -115,7 +115,7 @@ Threads::Threads(int count, tandem_parallel_for parallel_for, void* parallel_for
 
 Threads::~Threads() {
   Pool* pool = pool_.load();
-  // In a forked child the workers do not exist: their pool cannot be joined, only left.
+  // In a forked child the workers do not exist, so that their pool cannot be joined. The pool is leaked.
   if (pool != nullptr && pool->belongs_to_this_process()) delete pool;
 }
 

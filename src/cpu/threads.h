@@ -1,4 +1,4 @@
-// Threads: run tasks at once, on the context's own pool or on the caller's parallel_for.
+// Runs tasks in parallel, on the context's pool or by the caller's parallel_for.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ class Pool;
 
 class Threads {
  public:
-  // count 0: one per core this process may run on. The pool's threads start at the first call that needs them, sleep
-  // between calls, and start again in a forked child.
+  // count 0: one thread per core that this process may use. The pool's threads start at the first call that needs them,
+  // sleep between calls, and start again in a forked child.
   Threads(int count, tandem_parallel_for parallel_for, void* parallel_for_data);
   ~Threads();
   Threads(const Threads&) = delete;

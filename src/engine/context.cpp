@@ -19,7 +19,7 @@ namespace {
 
 constexpr int32_t kMaxThreads = 1024;
 
-thread_local char last_error[1024];  // no allocation, so that it cannot fail
+thread_local char last_error[1024];  // a fixed array, so that storing an error cannot fail
 
 std::string_view device_name(const tandem_context_options& options) {
   return options.device == nullptr ? "cpu" : options.device;

@@ -9,9 +9,9 @@
 #include "tandem/tandem.h"
 
 struct tandem_context {
-  // A context of the CPU.
+  // Creates a context of the CPU.
   explicit tandem_context(const tandem_context_options& options);
-  // A context of a GPU, real or virtual, whose tensors are on `place`. The host computes nothing for a call.
+  // Creates a context of a GPU, real or virtual, whose tensors are on `place`. The host computes nothing for a call.
   tandem_context(std::unique_ptr<tandem::Engine> gpu, tandem_device place);
 
   tandem::Engine& engine_for(tandem::DType type) const {
@@ -26,10 +26,11 @@ struct tandem_context {
 
 namespace tandem {
 
-// The context itself. For NULL it is the process default, which is not created if an environment variable is invalid.
+// Returns the context, or the process default for NULL. The default is not created if an environment variable is
+// invalid.
 Status context_or_default(tandem_context* handle, tandem_context** context);
 
-// The GPU of a context that has one: for tools and tests.
+// The GPU of a context that has one. Tools and tests use it.
 gpu::Device& device_of(tandem_context& context);
 
 }  // namespace tandem

@@ -13,7 +13,7 @@ class HostEngine : public Engine {
 
   std::string description() const override;
   Status check_stream(void* stream) const override;
-  Status prepare(const Problem&) override { return {}; }  // compiled with the library
+  Status prepare(const Problem&) override { return {}; }  // kernels are compiled with the library
   Status prepare_merge() override { return {}; }
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem&) override { return {}; }

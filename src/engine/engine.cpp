@@ -19,7 +19,7 @@ bool nothing_to_write(const Problem& p) {
   return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink && !captured;
 }
 
-// Calls without data: use(engine, problem) if the problem is valid and supported, and has an output.
+// Serves calls without data: use(engine, problem) if the problem is valid, supported, and has an output.
 template <class Use>
 tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use) {
   return guarded([&]() -> Status {

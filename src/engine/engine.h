@@ -19,12 +19,12 @@ struct CallWorkspace {
   void* data;
   size_t bytes;
 
-  // Ok if the workspace suffices for a call that needs this number of bytes.
+  // Returns ok if the workspace suffices for a call that needs this number of bytes.
   Status check(size_t needed) const;
 };
 
-// Several threads may use an engine at once. Every Problem is valid. Except in check(), it has also been accepted by
-// check() and has an output.
+// Several threads may use an engine at once. Every Problem is valid. All functions except check() require that check()
+// accepts the problem and that it has an output.
 class Engine {
  public:
   Engine() = default;
@@ -34,7 +34,7 @@ class Engine {
 
   virtual std::string description() const = 0;
 
-  // Ok, or the reason why this engine does not support the problem.
+  // Returns ok, or the reason why this engine does not support the problem.
   virtual Status check(const Problem& problem) const = 0;
   virtual Status check_stream(void* stream) const = 0;
 
@@ -51,7 +51,7 @@ class Engine {
   virtual Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) = 0;
   virtual Status prepare_make_blocks(const MakeBlocksProblem& problem) = 0;
 
-  // The GPU of the engine, or null.
+  // Returns the GPU of the engine, or null.
   virtual gpu::Device* device() { return nullptr; }
 };
 

@@ -83,7 +83,7 @@ const GpuEngine::Compiled* GpuEngine::find(uint64_t id) const {
   return at;
 }
 
-// The loaded kernels of a plan, in its order, up to the first missing one.
+// Returns the loaded kernels of a plan, in its order, up to the first missing kernel.
 GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
   Kernels kernels;
   for (const plan::PlannedKernel& kernel : plan.kernels) {
@@ -94,8 +94,8 @@ GpuEngine::Kernels GpuEngine::find(const plan::Plan& plan) const {
   return kernels;
 }
 
-// Compiles the missing kernels of a plan in parallel and loads them on this thread. For each kernel this thread takes
-// the code of another thread from builder_, waits for it, or compiles it and gets the error.
+// Compiles the missing kernels of a plan in parallel and loads them on this thread. builder_ returns a kernel's code
+// from another thread, waits for it, or compiles the kernel and returns the error.
 Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
   std::array<std::future<void>, plan::kMaxKernels> beside;
   for (size_t n = kernels->size() + 1; n < plan.kernels.size(); ++n) {
@@ -118,8 +118,8 @@ Status GpuEngine::compile(const plan::Plan& plan, Kernels* kernels) {
   return {};
 }
 
-// Threads that need one kernel at the same time share its compilation in builder_. Each thread loads it, and one adds
-// it.
+// Threads that need one kernel at the same time share its compilation in builder_. Each thread loads the kernel, and
+// one thread adds it to the table.
 Status GpuEngine::compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                           const Compiled** compiled) {
   std::shared_ptr<const jit::Code> code;

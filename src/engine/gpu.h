@@ -28,7 +28,7 @@ jit::Request request_of(std::string name, std::string source, const gpu::Propert
 
 class GpuEngine final : public Engine {
  public:
-  // name: name of the device for messages, "cuda:0".
+  // name: the name of the device in messages, such as "cuda:0".
   GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env env, jit::Cache::Options cache);
   ~GpuEngine() override;
 
@@ -39,14 +39,14 @@ class GpuEngine final : public Engine {
   Status check_stream(void*) const override { return {}; }  // every stream belongs to the device
   size_t workspace_size(const Problem& problem) const override;
   Status prepare(const Problem& problem) override;
-  // Does not allocate, lock or synchronise once the kernels are loaded. Exception: Problem::validate synchronises.
+  // Does not allocate, lock or synchronise once the kernels are loaded. Only Problem::validate synchronises.
   Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
   Status merge(const MergeProblem& problem, void* stream) override;
   Status prepare_merge() override;
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem& problem) override;
 
-  // For tests: later plans use these constants.
+  // For tests: sets the constants of later plans.
   void set_tuning(const plan::Tuning& tuning) { tuning_ = tuning; }
 
  private:

@@ -1,4 +1,4 @@
-// The boundary of the library: an error becomes a code and this thread's last message, and no exception leaves.
+// The boundary of the library: an error becomes a code and this thread's last message. No exception leaves the library.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@ namespace tandem {
 // Stores the message for tandem_last_error() and returns the code.
 tandem_status report(tandem_status code, const char* sentence) noexcept;
 
-// body() returns a Status.
+// Runs body(), which returns a Status.
 template <class Body>
 tandem_status guarded(Body&& body) noexcept {
   try {

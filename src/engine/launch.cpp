@@ -18,8 +18,8 @@ bool is_empty(const gpu::TensorMapSpec& spec) {
   return std::any_of(spec.dims, spec.dims + spec.rank, [](uint64_t size) { return size == 0; });
 }
 
-// Drivers refuse a tensor without elements. A kernel is launched anyway, because the gradient of an empty sum is 0. It
-// copies nothing.
+// Drivers refuse a tensor without elements. A kernel is launched anyway, because the gradient of an empty sum is 0. The
+// tensor map copies nothing.
 Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   for (const plan::Arguments::Map& map : arguments.maps()) {
     gpu::TensorMap encoded{};
@@ -70,7 +70,7 @@ Status launch(gpu::Device& device, const Problem& p, const plan::Plan& plan,
   TANDEM_TRY(encode_maps(device, arguments));
   for (const plan::Fill& fill : plan.fills) TANDEM_TRY(device.fill(memory + fill.offset, 0, fill.bytes, stream));
   const bool named = device.wants_buffers();
-  int64_t times = 1;  // started repetitions of the repeated launches
+  int64_t times = 1;  // passes through the repeated launches so far
   for (size_t n = 0; n < plan.launches.size(); ++n) {
     const plan::PlannedLaunch& planned = plan.launches[n];
     void* parameters[] = {arguments.of_kernel(planned.kernel)};

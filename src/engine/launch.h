@@ -14,10 +14,10 @@
 
 namespace tandem {
 
-// A kernel on a device: its code and its entries, for example the entries of plan::entries_of().
+// A kernel on a device: its code and its entries, such as the entries of plan::entries_of().
 struct LoadedKernel {
   std::unique_ptr<gpu::Module> module;
-  std::array<gpu::Kernel, plan::kEntryIds> entries{};  // null: it has none of this id
+  std::array<gpu::Kernel, plan::kEntryIds> entries{};  // null: the kernel has no entry with this id
 
   gpu::Kernel at(plan::EntryId id) const { return entries[static_cast<size_t>(id)]; }
 };

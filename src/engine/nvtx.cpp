@@ -23,8 +23,8 @@ static_assert(sizeof(Attributes) == 48);
 
 namespace {
 
-// The handshake: a tool requests, per module, a table of pointers to our function pointers and overwrites some of them.
-// The tables have all functions of NVTX 3, because tools expect them, although Tandem uses few.
+// The handshake: for each module a tool requests a table of pointers to our function pointers and overwrites some of
+// them. The tables have all functions of NVTX 3, because tools expect them, although Tandem uses few.
 using Function = void (*)();
 constexpr unsigned kSizes[] = {0, 16, 9, 15, 7, 16, 7};  // entries per module, including the unused slot 0
 constexpr int kModules = static_cast<int>(std::size(kSizes)), kMaxSlots = 16;

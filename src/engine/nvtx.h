@@ -14,10 +14,11 @@ struct Tool {
 };
 
 // The tool whose library NVTX_INJECTION64_PATH names, or null. Tools set the variable for the programs that they start.
-// It is read once.
+// The variable is read once.
 const Tool* tool();
 
-// Loads a tool's library and lets it attach. The result has no functions if it does not attach. A process has one tool.
+// Loads a tool's library and lets the library attach. The result has no functions if it does not attach. A process has
+// one tool.
 Tool attach(const std::string& library);
 
 // A named range of the calling thread, from construction to destruction. Without a tool it costs one comparison.

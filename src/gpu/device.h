@@ -17,8 +17,8 @@
 namespace tandem::gpu {
 
 using Stream = void*;                 // a CUstream; nullptr: the device's default stream
-using Event = struct EventHandle*;    // created by Device::create_event
-using Kernel = struct KernelHandle*;  // found in a Module, valid as long as the Module
+using Event = struct EventHandle*;    // created by Device::create_event()
+using Kernel = struct KernelHandle*;  // belongs to a Module and is valid as long as the Module
 
 struct Dim3 {
   uint32_t x = 1, y = 1, z = 1;
@@ -29,14 +29,14 @@ enum class Image : uint8_t { machine_code, ptx };
 
 struct Properties {
   std::string name;
-  std::string opened_as;  // the full name that opens it: "cuda:0", "vgpu:h200"
+  std::string opened_as;  // full name of the device: "cuda:0", "vgpu:h200"
   int32_t compute_major = 0, compute_minor = 0;
   Image image = Image::machine_code;
   int32_t sm_count = 0;
   int32_t clock_khz = 0;
   int32_t memory_clock_khz = 0;
   int32_t memory_bus_bits = 0;
-  int32_t max_dynamic_smem_bytes = 0;  // per block, for kernels that request it
+  int32_t max_dynamic_smem_bytes = 0;  // per block, for kernels that request dynamic memory
   int32_t driver_version = 0;          // 1000 * major + 10 * minor: 13000 is 13.0; 0: no driver
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
@@ -55,9 +55,9 @@ struct KernelAttributes {
   int32_t max_threads = 0;        // per block
 };
 
-// The element types of the bulk copy engine, with the values of the CUDA driver's enumerations. The last three are 16
-// numbers of 4 or 6 bits, packed in global memory and padded to 8 or 16 bytes in shared memory. Sizes and boxes count
-// single numbers.
+// The element types of the bulk copy engine, with the values of the CUDA driver's enumerations. The last three types
+// have units of 16 numbers of 4 or 6 bits. These types are packed in global memory and padded to 8 or 16 bytes in
+// shared memory. Sizes and boxes count single numbers.
 enum class TensorType : int32_t {
   u8,
   u16,
@@ -98,7 +98,7 @@ struct TensorMapSpec {
   bool operator==(const TensorMapSpec&) const = default;
 };
 
-// Opaque. It is passed to a kernel as a __grid_constant__ parameter.
+// An opaque parameter of a kernel, passed as a __grid_constant__.
 struct alignas(64) TensorMap {
   unsigned char bytes[128];
 };
@@ -121,11 +121,11 @@ struct Launch {
   bool overlap_previous = false;  // may start before the previous kernel on the stream ends
   void** args = nullptr;          // the address of each parameter
   Stream stream = nullptr;
-  std::span<const NamedBuffer> buffers;  // all of it, if the device wants it
+  std::span<const NamedBuffer> buffers;  // all memory of the launch, if wants_buffers()
 };
 
-// Code on a device. It keeps the parts of the device alive that it needs. Its kernels must have ended before it is
-// destroyed.
+// Code on a device. The code owns references to the device, which stays open. The kernels must have ended before the
+// Module is destroyed.
 class Module {
  public:
   virtual ~Module() = default;
@@ -133,7 +133,7 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // dynamic_smem_bytes: the maximum of all launches.
+  // dynamic_smem_bytes: the maximum over all launches.
   virtual Status find(const char* name, int32_t dynamic_smem_bytes, Kernel* kernel) = 0;
   virtual Status attributes(Kernel kernel, KernelAttributes* attributes) = 0;
 };
@@ -165,15 +165,15 @@ class Device {
   virtual Status create_event(Event* event) = 0;
   virtual Status destroy_event(Event event) = 0;
   virtual Status record(Event event, Stream stream) = 0;
-  virtual Status wait(Stream stream, Event event) = 0;  // later work on stream waits, the host does not
+  virtual Status wait(Stream stream, Event event) = 0;  // later work on stream waits; the host does not
   virtual Status synchronize_event(Event event) = 0;
   virtual Status elapsed_ms(Event start, Event stop, float* milliseconds) = 0;
 
-  // image: of the kind and the architecture that the properties name.
+  // image: machine code or PTX of the architecture that the properties name.
   virtual Status load(std::span<const std::byte> image, std::unique_ptr<Module>* module) = 0;
-  // True if launches must name the memory that they may access: for devices that check every access.
+  // True if launches must name the memory that they may access, because the device checks every access.
   virtual bool wants_buffers() const { return false; }
-  // Every call uses these two. On real GPUs they neither allocate nor lock.
+  // Every call uses encode() and launch(). On real GPUs these neither allocate nor lock.
   virtual Status encode(const TensorMapSpec& spec, TensorMap* map) = 0;
   virtual Status launch(const Launch& launch) = 0;
 };

@@ -63,13 +63,15 @@ Status load(Library* library) {
     return Status::unsupported(
         str_cat(library->path, " has no ", kVirtualLibraryEntry, ": it is not the virtual GPU's library"));
   if (Dl_info info{}; dladdr(reinterpret_cast<const void*>(library->entry), &info) != 0 && info.dli_fname != nullptr)
-    library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();  // also for the plain name
+    // the loader resolves a plain name to this path
+    library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();
   Status status = library->call(nullptr, nullptr);
   if (!status.ok()) status.message = str_cat(library->path, ": ", status.message);
   return status;
 }
 
-// Loaded once. After a failure the next call tries again, because the library may have been installed meanwhile.
+// Loads the library once. After a failure the next call tries again, because the library may have been installed
+// meanwhile.
 Status loaded(Library* library) {
   static std::mutex mutex;
   static Library* const kept = new Library;  // its devices may outlive every static object

@@ -20,14 +20,15 @@ struct Code {
   std::string bytes;  // a cubin, or PTX text
 };
 
-// Several threads may use it at once.
+// Several threads may use a builder at once.
 class KernelBuilder {
  public:
-  // sources: the files that kernels may include, kernels() except in tests. They must outlive the builder.
+  // sources: the files that kernels may include. Only tests pass a list other than kernels(). The texts must outlive
+  // the builder.
   KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
 
-  // A lookup hashes the compiler's whole input, so callers keep the result. Code is compiled once, even if several
-  // threads or processes request it at the same time.
+  // A lookup hashes the compiler's whole input, so that callers should keep the result. Code is compiled once, even if
+  // several threads or processes request it at the same time.
   Status build(const Request& request, std::shared_ptr<const Code>* code);
 
   // "NVRTC 13.0", or "" without a compiler.
@@ -41,7 +42,7 @@ class KernelBuilder {
   const Cache& cache() const { return cache_; }
 
  private:
-  // One kernel. Its mutex is locked during lookup and compilation.
+  // One kernel. The entry's mutex is locked during lookup and compilation.
   struct Slot {
     std::mutex mutex;
     std::shared_ptr<const Code> code;

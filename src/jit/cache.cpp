@@ -82,7 +82,7 @@ std::string read_from(const File& file, size_t limit) {
   return bytes;
 }
 
-// Returns 0 or errno.
+// Returns 0, or errno on failure.
 int write_all(const File& file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(file.fd(), bytes.data(), bytes.size());
@@ -163,7 +163,7 @@ std::optional<std::string> Cache::lookup(const Digest& key) const {
     remove_in(folder, name);
     return std::nullopt;
   }
-  // The modification time shows trim which entries are in use. One update per hour suffices and spares network file
+  // trim() reads the modification time to find entries in use. One update per hour suffices and spares network file
   // systems.
   if (age_of(state) > kHour) (void)futimens(file.fd(), nullptr);
   return std::string(*payload);
@@ -172,7 +172,7 @@ std::optional<std::string> Cache::lookup(const Digest& key) const {
 Status Cache::publish(const Digest& key, std::string_view description, std::string_view payload) const {
   File folder;
   TANDEM_TRY(open_folder(&folder));
-  // std::random_device would need a newer C library than the rest if it were linked statically.
+  // Avoids std::random_device, which would need a newer C library if it were linked statically.
   uint32_t random = 0;
   (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
   const std::string name = entry_name(key);

@@ -1,5 +1,5 @@
-// Compiled kernels on disk, shared by all processes of a user. Losing the folder or a file costs only time: callers
-// continue without it after any error.
+// Compiled kernels on disk, shared by all processes of a user. A lost folder or file costs only time, because callers
+// continue without the cache after any error.
 #pragma once
 
 #include <chrono>
@@ -38,27 +38,27 @@ class Cache {
   struct Options {
     std::string folder;  // "": no cache
     int64_t max_bytes = int64_t{512} << 20;
-    // Maximum wait for another process that compiles the same kernel. Then this process compiles it too.
+    // Maximum wait for another process that compiles the same kernel. After it this process compiles the kernel too.
     std::chrono::milliseconds patience = std::chrono::minutes(2);
   };
 
-  // TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. Empty with TANDEM_CACHE=off or without a
-  // home.
+  // The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. The path is empty with
+  // TANDEM_CACHE=off or without a home.
   static Options options(const Env& env);
 
   explicit Cache(Options options) : options_(std::move(options)) {}
 
-  // Ok if entries can be read. Otherwise the message for the log explains why this process has no cache.
+  // Returns ok if entries can be read, else a message for the log: the reason why this process has no cache.
   Status usable() const;
 
-  // The payload published under key. A damaged entry is removed and counts as missing.
+  // Returns the payload published under key. A damaged entry is removed and counts as missing.
   std::optional<std::string> lookup(const Digest& key) const;
 
-  // Makes the payload visible to all processes atomically. Then removes the least recently used entries beyond
+  // Makes the payload visible to all processes atomically, then removes the least recently used entries beyond
   // max_bytes.
   Status publish(const Digest& key, std::string_view description, std::string_view payload) const;
 
-  // The right to compile a kernel, among processes and threads. It ends on destruction or with the process.
+  // The right to compile a kernel, among processes and threads. The right ends on destruction or with the process.
   class Lock {
    public:
     Lock() = default;
@@ -82,7 +82,7 @@ class Cache {
     int64_t bytes = 0;
     std::chrono::seconds age{};  // since the last use, accurate to an hour
   };
-  // Most recently used first.
+  // Returns the entries, most recently used first.
   std::vector<Listed> list() const;
   // Removes everything and returns the number of removed entries.
   int64_t clear() const;

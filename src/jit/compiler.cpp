@@ -21,7 +21,7 @@ constexpr std::string_view kWhatToInstall =
 
 Status no_compiler(std::string message) { return {TANDEM_NO_COMPILER, std::move(message)}; }
 
-// The version number has no patch level, so the file size distinguishes builds of one version.
+// The version number has no patch level, so that the file size distinguishes builds of one version.
 int64_t library_bytes(const Nvrtc& nvrtc) {
   Dl_info info{};
   struct stat file {};
@@ -73,7 +73,7 @@ void name_files(const std::string& unit, std::string* ptx) {
   }
 }
 
-// The line for the message: the first line that has an error, else the first line.
+// Returns the first line that has an error, else the first line.
 std::string first_error(std::string_view log) {
   std::string_view first;
   while (!log.empty()) {
@@ -166,7 +166,7 @@ Status Compiler::compile(const Request& request, std::span<const Text> headers, 
   int number = 0;
   TANDEM_TRY(check_arch(request, &number));
 
-  // PTX targets the virtual architecture, because a real one would be assembled too.
+  // PTX targets the virtual architecture, because NVRTC would also assemble code for a real architecture.
   const std::string arch = request.output == Output::ptx ? str_cat("compute_", request.arch.substr(3)) : request.arch;
   const std::string arch_option = str_cat("--gpu-architecture=", arch);
   std::vector<const char*> options{arch_option.c_str()};

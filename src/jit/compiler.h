@@ -29,13 +29,13 @@ class Compiler {
   static Status open(const Search& search, const Env& env, std::unique_ptr<Compiler>* compiler);
 
   // headers: every file that the source may include; no folder is searched. code: a cubin or PTX. log: warnings. An
-  // error message has the first error and names a file with the rest. May be called from any thread.
+  // error message has the first error and names a file with all of them. Any thread may call it.
   Status compile(const Request& request, std::span<const Text> headers, std::string* code, std::string* log) const;
 
   const std::string& path() const { return path_; }
   int major() const { return major_; }
   int minor() const { return minor_; }
-  // Differs between compilers that may emit different code.
+  // A text that differs between compilers that may emit different code.
   const std::string& identity() const { return identity_; }
 
  private:

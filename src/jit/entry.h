@@ -31,10 +31,10 @@ inline constexpr size_t kMaxHead = 52 + kMaxDescription;
 
 std::string write_entry(const Digest& key, std::string_view description, std::string_view payload);
 
-// The beginning of an entry, or nothing if it is invalid. The payload is not checked.
+// Returns the beginning of an entry, or nothing if it is invalid. The payload is not checked.
 std::optional<EntryHead> read_head(std::string_view bytes);
 
-// The payload of a complete, undamaged entry with this key, or nothing. It points into file.
+// Returns the payload of a complete, undamaged entry with this key, or nothing. The result points into file.
 std::optional<std::string_view> read_payload(std::string_view file, const Digest& key);
 
 }  // namespace tandem::jit

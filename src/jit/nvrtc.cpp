@@ -17,7 +17,7 @@ constexpr std::string_view kLibrary = "libnvrtc.so.";
 constexpr std::string_view kBuiltins = "libnvrtc-builtins.so.";
 constexpr int kNewestKnown = 13;
 
-// The names in a folder, sorted. Empty if the folder cannot be read.
+// Returns the names in a folder, sorted; empty if the folder cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code error;
@@ -28,7 +28,8 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return entries;
 }
 
-// The 13 of libnvrtc.so.13; 0 for other names, such as libnvrtc.so.13.0.88, whose short name is in the same folder.
+// Returns 13 for libnvrtc.so.13. Other names give 0, such as libnvrtc.so.13.0.88, whose short name is in the same
+// folder.
 int major_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kLibrary)) return 0;
@@ -100,8 +101,8 @@ std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env) 
 }
 
 std::string load_nvrtc(const std::string& path, Nvrtc* nvrtc) {
-  // NVRTC opens its builtins by name while compiling, and some versions (13.0) do not search their own folder. The name
-  // is found once the builtins are loaded.
+  // NVRTC opens its builtins by name during compilation, and some versions (13.0) do not search their folder. A loaded
+  // library is found by its name, so that the builtins are loaded first.
   if (path.find('/') != std::string::npos) {
     for (const fs::path& beside : entries_of(fs::path(path).parent_path())) {
       if (beside.filename().string().starts_with(kBuiltins)) (void)dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -14,8 +14,8 @@ using nvrtcProgram = struct _nvrtcProgram*;
 
 enum nvrtcResult : int { kNvrtcSuccess = 0, kNvrtcInvalidOption = 5, kNvrtcCompilation = 6 };
 
-// Each is a member of Nvrtc below and has the signature of nvrtc.h. The error text is separate, because it returns no
-// result.
+// Each function is a member of Nvrtc below and has the signature of nvrtc.h. The function of the error text is
+// separate, because it returns no result.
 #define TANDEM_NVRTC_FUNCTIONS(F)                                                                        \
   F(nvrtcVersion, (int* major, int* minor))                                                              \
   F(nvrtcGetNumSupportedArchs, (int* count))                                                             \
@@ -38,7 +38,7 @@ struct Nvrtc {
   const char* (*nvrtcGetErrorString)(nvrtcResult result) = nullptr;
 };
 
-inline constexpr int kOldestNvrtc = 12;  // the first with sm_90a and C++20
+inline constexpr int kOldestNvrtc = 12;  // the first version with sm_90a and C++20
 
 // Places to search for NVRTC in addition to the environment.
 struct Search {
@@ -46,12 +46,13 @@ struct Search {
   int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
 };
 
-// Paths to try, best first: TANDEM_NVRTC alone if set, site-packages, the virtual environment, conda (packages, then
-// library), CUDA_HOME, the loader's path, /usr/local/cuda. The newest version of a folder comes first.
+// Paths of NVRTC in the order of trial. With TANDEM_NVRTC it is the only path. Otherwise: site-packages, the virtual
+// environment, conda (packages, then library), CUDA_HOME, the loader's path, /usr/local/cuda. The newest version of a
+// folder comes first.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
-// Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. It is never
-// unloaded.
+// Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. The library is
+// never unloaded.
 std::string load_nvrtc(const std::string& path, Nvrtc* nvrtc);
 
 }  // namespace tandem::jit

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): names cache entries by content and detects damaged ones.
+// SHA-256 (FIPS 180-4). The digests name cache entries by content and detect damaged entries.
 #pragma once
 
 #include <array>

@@ -12,7 +12,7 @@ const Text* find(Sources sources, std::string_view name) {
 
 void skip_blanks(std::string_view& line) { line.remove_prefix(std::min(line.find_first_not_of(" \t"), line.size())); }
 
-// The name in a line  #include "name", or an empty name.
+// Returns the name in a line  #include "name", or an empty name.
 std::string_view included_name(std::string_view line) {
   skip_blanks(line);
   if (!line.starts_with('#')) return {};

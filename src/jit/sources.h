@@ -10,17 +10,17 @@
 
 namespace tandem::jit {
 
-using tandem::Text;  // its name is the path in an #include
+using tandem::Text;  // Text::name is the path in an #include
 using Sources = std::span<const Text>;
 
-// All files of kernels/, ordered by name.
+// Returns all files of kernels/, ordered by name.
 Sources kernels();
 
-// One file of kernels().
+// Returns one file of kernels().
 std::optional<std::string_view> source(std::string_view name);
 
-// The sources that text includes by #include "name", directly and indirectly, each once. Unknown names are skipped, so
-// that the compiler reports them.
+// The sources that text includes by #include "name", directly and indirectly, each once. Unknown names are skipped; the
+// compiler reports them.
 std::vector<Text> included_by(std::string_view text, Sources sources);
 
 }  // namespace tandem::jit

@@ -1,4 +1,4 @@
-// The choices that differ between GPU architectures. Shared plan code calls these and names no architecture.
+// The choices that differ between GPU architectures. Shared plan code calls these functions and names no architecture.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class ArchPlanner {
   // The kernel that stores the float32 results of splits of the keys.
   virtual ForwardKernel split_keys(const ForwardKernel& kernel) const = 0;
   virtual const ForwardOrderTuning& forward_order(const Tuning& tuning) const = 0;
-  // Queries and keys of a block that the forward's block masks must be multiples of.
+  // The forward's block masks must have blocks of a multiple of this number of queries and of keys.
   virtual int64_t block_mask_queries() const = 0;
   virtual int64_t block_mask_keys() const = 0;
 
@@ -30,7 +30,7 @@ class ArchPlanner {
   virtual void set_ds_chunks(const Problem& p, BackwardSchedule* schedule) const = 0;
   virtual const BackwardOrderTuning& backward_order(const Tuning& tuning) const = 0;
 
-  // For `tandem explain`: the lines of a tile, and bytes of shared memory that one query-key pair costs.
+  // For `tandem explain`: the description of a tile, and the bytes of shared memory traffic per query-key pair.
   virtual std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const = 0;
   virtual std::string explain_tile(const BackwardKernel& kernel) const = 0;
   virtual double pair_smem_bytes(const ForwardKernel& kernel) const = 0;

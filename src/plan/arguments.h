@@ -14,13 +14,13 @@
 
 namespace tandem::plan {
 
-// Dimensions of a tensor map, added from the contiguous one outwards.
+// Dimensions of a tensor map, added in order from the contiguous dimension.
 class MapDimensions {
  public:
   MapDimensions(gpu::TensorMapSpec& spec, int64_t element_bytes)
       : spec_(spec), element_(static_cast<uint64_t>(element_bytes)) {}
 
-  // The columns of a box: the swizzle's width, 128 bytes.
+  // The columns of a TMA box: the swizzle's width, 128 bytes.
   int64_t columns() const { return static_cast<int64_t>(128 / element_); }
 
   // stride: in elements. A Problem has stride 0 for a dimension of size 1; the map needs a valid stride even there.

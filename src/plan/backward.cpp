@@ -26,7 +26,7 @@ Status check_sizes(const Problem& p) {
         str_cat("k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys over several calls"));
   }
   const int64_t blocks = std::max(std::max(p.seqlen_q, p.seqlen_k), p.packed_q() ? p.total_q : 0) / 64 + 2;
-  constexpr int64_t kMaxBlocks = (int64_t{1} << 27) - 1;  // a launch may have a dozen CTAs for each
+  constexpr int64_t kMaxBlocks = (int64_t{1} << 27) - 1;  // a launch may have a dozen CTAs per block
   if (p.heads_q > 0 && p.batch > kMaxBlocks / blocks / p.heads_q) {
     return Status::unsupported(
         str_cat("batch (", p.batch, ") and q.heads (", p.heads_q,
@@ -42,7 +42,7 @@ Status check_captured(const Problem& p) {
   const double most = static_cast<double>(int64_t{1} << kSumsLog2);
   double scores = 1;
   for (const int64_t x : {p.total_q, p.seqlen_k, p.heads_q, reads}) scores *= static_cast<double>(x);
-  constexpr int64_t kMaxCells = int64_t{1} << 38;  // less than half of a grid of 2^31 CTAs
+  constexpr int64_t kMaxCells = int64_t{1} << 38;  // below half of a grid of 2^31 CTAs
   if (p.score_mod->cells > kMaxCells) {
     return Status::unsupported(
         str_cat("score_mod.tensors[].gradient (", p.score_mod->cells,
@@ -55,9 +55,9 @@ Status check_captured(const Problem& p) {
                                      "): split the call over batch or heads, with accumulate"));
 }
 
-// Heads that run together with a left bound. Their active n_blocks see the rows between the first and the last, and one
-// window more. More heads wait less for each other, but their dq must fit the L2 cache. Clusters have long iterations,
-// so that waiting costs less than memory.
+// Heads that run together with a left bound. The heads' active n_blocks see the rows between the first and the last
+// n_block, and one more window. With more heads n_blocks wait less for each other, but their dq must fit in the L2
+// cache. In long iterations of clusters, waiting costs less than memory.
 int64_t window_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int64_t ctas) {
   const int64_t left = std::min(p.window_left, p.seqlen_q), right = needs_right_mask(p) ? p.window_right : p.seqlen_q;
   const int64_t rows =
@@ -67,8 +67,8 @@ int64_t window_heads(const Problem& p, const BackwardSchedule& t, const Backward
                              tuning.max_window_heads);
 }
 
-// The number of groups of about `most` heads, equal ones if possible. The n_blocks of a small last group would wait for
-// each other at the end, without other work.
+// Returns the number of groups of about `most` heads, equal groups if possible. The n_blocks of a small last group
+// would wait for each other at the end, without other work.
 int64_t even_groups(int64_t heads, int64_t most) {
   for (int64_t n = most; 4 * n >= 3 * most; --n)
     if (heads % n == 0) return heads / n;
@@ -76,8 +76,8 @@ int64_t even_groups(int64_t heads, int64_t most) {
 }
 
 // The key heads that run together (docs/design/sm90_backward.md). Without a mask, their n_blocks run at once, at most
-// one per iteration of a head. Long heads run at least in twos. Causal masks use more heads, because their n_blocks are
-// unequal and add in order.
+// one per iteration of a head. At least two long heads run together. Causal masks use more heads, because their
+// n_blocks are unequal and add in order.
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
   const int64_t head_tiles = std::max(int64_t{t.n_blocks} * t.m_splits, int64_t{1});
@@ -98,8 +98,9 @@ int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
 }
 
-// All heads except the last ones. The last heads keep all SMs busy while the longest n_block of another head finishes.
-// The result assumes a whole GPU and, with batch_invariant, does not depend on other sequences.
+// Returns the number of spt heads: all heads except the last ones. The last heads keep all SMs busy while the longest
+// n_block of another head finishes. The result assumes a whole GPU and, with batch_invariant, does not depend on other
+// sequences.
 int count_spt_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning) {
   const int64_t heads = p.batch * (t.tile.dkv_semaphores > 0 ? p.heads_q : p.heads_k);
   if (p.batch_invariant) return static_cast<int>(heads);
@@ -114,14 +115,14 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   planner.select_backward(p, tuning, &t);
   const int ctas = t.tile.ctas, sms = usable_sms(p, device, ctas);
   t.sequence_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t.tile.tile_m));
-  // Packed: the last m_block of each sequence may be partial.
+  // In packed tensors the last m_block of each sequence may be partial.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
   t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.m_splits);
   t.l2_heads = choose_l2_heads(p, t, order, sms);
   t.spt_heads = count_spt_heads(p, t, order);
-  const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv after the tiles of dk
+  const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv follow the tiles of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   t.accumulates_dq = !t.tile.single_n_block && !t.tile.ds_gmem;
   if (t.tile.ds_gmem) planner.set_ds_chunks(p, &t);
@@ -135,7 +136,8 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
 
 bool has_main(const Problem& p, const BackwardSchedule& t) { return t.tiles > 0 && (p.dq || p.dk || p.dv); }
 
-// Launches that list the iterations of a block mask, for the main kernel and the kernels that compute scores again.
+// Adds the launches that list the iterations of a block mask, for the main kernel and the kernels that compute scores
+// again.
 void add_step_launches(const Problem& p, BackwardSchedule* schedule, Plan* plan) {
   BackwardSchedule& t = *schedule;
   if (!t.tile.block_mask || t.tiles == 0) return;
@@ -149,8 +151,8 @@ void add_step_launches(const Problem& p, BackwardSchedule* schedule, Plan* plan)
                             .block = kListBlocksThreads});
 }
 
-// Launches of the main kernel and the later ones. These may begin before it has ended, unless their CTAs would then
-// wait on multiprocessors that a limit reserves for other work.
+// Adds the main kernel's launch and later launches. Later kernels may begin before the main kernel has ended, unless
+// their CTAs would wait on multiprocessors that a limit reserves for other work.
 void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, Plan* plan) {
   if (has_main(p, t)) {
     plan->launches.push_back({.entry = EntryId::main,
@@ -249,7 +251,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
   for (const Unit unit : {Unit::main, Unit::prepost}) plan->kernels.push_back(kernel_of(p, t.tile.kernel, unit));
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
-  // Without queries there is no delta, and only the counter is zeroed.
+  // Without queries no kernel computes delta, and a memset zeroes the counter.
   const int delta = count > 0 ? 0 : kMemset;
   if (count > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,

@@ -5,7 +5,7 @@
 
 namespace tandem::plan {
 
-// Indices into Plan::kernels after the main kernel; dbias only if that gradient is wanted.
+// Indices into Plan::kernels after the main kernel. The dbias kernel exists only if that gradient is computed.
 inline constexpr uint8_t kPrepostKernel = 1, kDbiasKernel = 2;
 
 class BackwardPass final : public Pass {

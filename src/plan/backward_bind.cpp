@@ -13,7 +13,7 @@
 namespace tandem::plan {
 namespace {
 
-// dout as products read it: the caller's, or delta's copy if the caller's is float32.
+// Returns dout as products read it: the caller's tensor, or bwd_preprocess's rounded copy if the caller's is float32.
 View dout_of(const Problem& p, const BackwardParams& params) {
   if (p.dout.dtype != DType::f32) return p.dout;
   View view = p.dout;
@@ -228,7 +228,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
       break;
     case EntryId::captured: add_scores(); break;
     case EntryId::postprocess_captured: buffers.add_captured_gradients(p); break;
-    default:  // the lists of a block mask
+    default:  // reads the lists of a block mask
       buffers.add_block_lists(p);
       buffers.add_lengths(p);
   }

@@ -33,23 +33,24 @@ struct BackwardKernel {
 
   Configuration kernel;
   int head_dim, head_dim_v;
-  int ctas;                                                             // per cluster
-  int tile_m, tile_n;                                                   // queries per iteration, keys per n_block
-  int q_box, k_box;                                                     // rows per TMA box
-  int threads, preprocess_threads, postprocess_threads, score_threads;  // score: kernels that compute scores again
+  int ctas;            // per cluster
+  int tile_m, tile_n;  // queries per iteration, keys per n_block
+  int q_box, k_box;    // rows per TMA box
+  // score_threads: kernels that compute scores again
+  int threads, preprocess_threads, postprocess_threads, score_threads;
   int smem_bytes, dbias_smem_bytes, captured_smem_bytes;
   int dq_floats;                           // per iteration
   int dq_semaphores;                       // per m_block
-  int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: size of the sums, CTAs that convert them
+  int dkv_floats = 0, dkv_accum_ctas = 0;  // per split: floats of the sums, CTAs that convert them
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
   bool spt;                                // device/m_block_iterator.cuh
-  bool single_n_block = false;             // the main kernel stores dq
+  bool single_n_block = false;             // the main kernel stores dq without accumulation
   bool stores_dkv_by_tma = false;          // dk and dv have tensor maps; else stored from registers
   bool ds_gmem = false;                    // dS goes to global memory
-  bool short_q = false;                    // per head
+  bool short_q = false;                    // few queries per head
   bool two_pass;                           // dk and dv use two passes
-  bool captured;                           // gradients of score_mod's tensors: this entry and the next
-  bool captured_per_score = false;         // the main kernel computes them; the entry does nothing
+  bool captured;                           // has gradients of score_mod's tensors: EntryId::captured
+  bool captured_per_score = false;         // the main kernel computes these; the entry does nothing
   bool block_mask;
 
  private:

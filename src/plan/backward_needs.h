@@ -1,4 +1,4 @@
-// Properties of a backward problem that every architecture's choice of a kernel depends on.
+// Properties of a backward problem that the choice of a kernel depends on, for every architecture.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace tandem::plan {
 
-// True if a score_mod reads tensors whose gradients are wanted.
+// True if a score_mod reads tensors whose gradients must be computed.
 bool wants_captured(const Problem& p);
 
 // True if the main kernel can accumulate these gradients from a sum of dS per tile.
 bool captured_per_tile(const Problem& p);
 
-// True if the main kernel can accumulate them from each score.
+// True if the main kernel can accumulate these gradients from each score.
 bool captured_per_score(const Problem& p);
 
-// True if dk or dv is float32 or accumulated into: they are then stored from registers, two columns at a time.
+// True if dk or dv is float32 or accumulated into. Both are then stored from registers, two columns at a time.
 bool stores_from_registers(const Problem& p);
 
-// Bytes of q, dout and dq_accum touched per query in one iteration: the working set that should fit in the L2 cache.
+// Bytes of q, dout and dq_accum that one iteration accesses per query: the working set that should fit in the L2 cache.
 constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) {
   return 2 * (head_dim + head_dim_v) + 4 * head_dim;
 }

@@ -25,9 +25,9 @@ struct BackwardSchedule {
   int sequence_m_blocks = 0;    // dense: per sequence
   int n_blocks = 0;             // per sequence, an upper bound
   int m_splits = 1;             // parts of an n_block; EntryId::postprocess sums them
-  int tiles = 0;                // splits of n_blocks of all key heads and sequences
+  int tiles = 0;                // m_splits of the n_blocks of all key heads and sequences
   int dkv_semaphore_count = 0;  // BackwardParams
-  int spt_heads = 0;            // heads that start at the diagonal: BackwardParams
+  int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
 

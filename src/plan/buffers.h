@@ -1,4 +1,4 @@
-// The tensors of a call by name, from first to last byte with the gaps of strides. Devices that check every access
+// The tensors of a call by name, from first to last byte, with the gaps between rows. Devices that check every access
 // receive them with each launch.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace tandem::plan {
 class Buffers {
  public:
   void add_inputs(const Problem& problem);   // q, k, v
-  void add_results(const Problem& problem);  // out, lse: to be written
+  void add_results(const Problem& problem);  // out and lse, which the call writes
   void add_max_scores(const Problem& problem);
   // Backward: out, lse, dout and dlse; dout; dk and dv; dq; dsink; dbias; the gradients of a score_mod's tensors.
   void add_results_given(const Problem& problem);
@@ -24,10 +24,10 @@ class Buffers {
   void add_sink_gradient(const Problem& problem);
   void add_bias_gradient(const Problem& problem);
   void add_captured_gradients(const Problem& problem);
-  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout's numbers, mods' tensors
+  void add_terms(const Problem& problem);    // bias, alibi_slopes, sink, dropout numbers, mod tensors
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
   void add_block_lists(const Problem& problem);
-  void add_mod(const ModView& mod);  // its tensors
+  void add_mod(const ModView& mod);  // the tensors of a mod
   void add_made_list(const char* count, const char* index, const MakeBlocksProblem& problem, const MadeList& made,
                      bool by_keys);
 

@@ -1,4 +1,4 @@
-// Rules that all kernels share, each with its error message, for the checks of the passes.
+// Rules of all kernels, each with its error message, for the checks of the passes.
 #pragma once
 
 #include "base/status.h"
@@ -7,7 +7,7 @@
 
 namespace tandem::plan {
 
-// Ok if there are kernels for the device.
+// Returns ok if the device has kernels.
 Status check_device(const gpu::Properties& device);
 
 // Checks type and options.
@@ -18,7 +18,7 @@ Status check_mod(const char* name, const ModView& mod);
 
 Status check_head_dim(const char* tensor, int64_t head_dim);
 
-// Checks a tensor that TMA reads or writes. empty: no element is accessed.
+// Checks a tensor that TMA reads or writes. empty: the kernel accesses no element.
 Status check_tensor(const char* name, const View& view, bool packed, bool empty);
 
 Status check_index(const char* name, const IndexView& view);

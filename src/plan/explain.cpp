@@ -11,7 +11,7 @@
 namespace tandem::plan {
 namespace {
 
-// The sum of clamp(x, 0, most) over all integers x < end, as a double, because it may exceed 2^63.
+// Returns the sum of clamp(x, 0, most) over all integers x < end, as a double, because the sum may exceed 2^63.
 double clamped_sum(int64_t end, int64_t most) {
   if (end <= 0) return 0;
   const auto e = static_cast<double>(end), m = static_cast<double>(most);

@@ -1,5 +1,5 @@
-// Describes a plan: the reason for each choice, and a lower bound of the time of any kernel. Used by `tandem explain`,
-// not by calls.
+// Describes a plan: the reason for each choice, and a lower bound of the time of any kernel. Only `tandem explain` uses
+// it.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace tandem::plan {
 
-// The query-key pairs of one head that a dense problem computes under causal masks and windows.
+// Returns the number of query-key pairs of one head that a dense problem computes under causal masks and windows.
 double visible_pairs(int64_t seqlen_q, int64_t seqlen_k, int64_t diagonal, int64_t window_left, int64_t window_right);
 
 // The minimum work of each unit of the device, spread over all SMs.
@@ -25,13 +25,13 @@ struct Floor {
 };
 Floor forward_floor(const Problem& problem, const Plan& plan, const gpu::Properties& device);
 Floor backward_floor(const Problem& problem, const Plan& plan, const gpu::Properties& device);
-// For the problem's pass.
+// Returns the lower bound for the problem's pass.
 Floor floor_of(const Problem& problem, const Plan& plan, const gpu::Properties& device);
 
-// Short sentences, one per choice, for the problem's pass: "tile: ...".
+// Returns short sentences, one per choice of the problem's pass, such as "tile: ...".
 std::vector<std::string> reasons(const Problem& problem, const Plan& plan, const gpu::Properties& device);
 
-// The launches on the stream in order: "delta: 64 blocks of 256 threads".
+// Returns the launches on the stream in order, such as "delta: 64 blocks of 256 threads".
 std::vector<std::string> launches(const Plan& plan);
 
 }  // namespace tandem::plan

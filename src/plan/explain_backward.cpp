@@ -47,7 +47,7 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
       keys * (bytes(p.k, p.head_dim) + bytes(p.v, p.head_dim_v) + bytes(p.dk, p.head_dim) + bytes(p.dv, p.head_dim_v)) +
       rows * (given + bytes(p.dq, p.head_dim));
   f.hbm_bytes = own + rows * bytes(p.q, p.head_dim);
-  // dS of a strip that exceeds the L2 cache.
+  // A chunk of dS exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
   if (plan.backward.chunk.bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
   // Every tile of keys reads the queries that see it, their dout, lse and delta. It adds to their float32 dq, which is

@@ -12,10 +12,10 @@ namespace tandem::plan {
 inline constexpr double kSharedPerClock = 128;     // per SM
 inline constexpr double kElement = 2, kFloat = 4;  // bytes
 
-// "3 stages of queries and 2 of dout in shared memory, "
+// Returns a text such as "3 stages of queries and 2 of dout in shared memory, ".
 std::string explain_stages(int q_stages, int dout_stages);
 
-// Rows of all sequences, keys of all sequences; visible pairs of all heads.
+// Rows and keys of all sequences; visible pairs of all heads.
 struct TileWork {
   double rows, keys, pairs;
 };

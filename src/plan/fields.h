@@ -1,8 +1,8 @@
 // The fields of each kernel configuration, listed once. The id and name of a kernel, its source, and the candidates of
 // bench/tune.py all derive from these lists.
 //
-// A configuration is an aggregate of whole numbers, flags and enumerations. Its list names each member in the order of
-// the struct, as designated initialisers require. static_asserts below compare a list with its struct.
+// A configuration is an aggregate of whole numbers, flags and enumerations. The aggregate's list names each member in
+// the order of the struct, as designated initialisers require. static_asserts below compare a list with its struct.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace tandem::plan {
 
-// The values of a field: first, first + step, ... last.
+// The values of a field: first, first + step, ..., last.
 struct FieldValues {
   int first, last, step = 1;
 
@@ -27,7 +27,7 @@ inline constexpr FieldValues kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims
 struct Field {
   const char* name;  // member name
   FieldValues values;
-  // A set flag adds `mark` to a kernel's name; without one, the shape in the name contains the field.
+  // A set flag appends `mark` to a kernel's name. A field without a mark is part of the shape in the name.
   const char* mark = "";
   bool is_tuned = false;  // a column of the tables of configurations
 };
@@ -154,7 +154,7 @@ consteval bool lists_every_member() {
   return distinct && count == count_members<T>() - 1 + count_members<ScoreOptions>();
 }
 
-// The number of possible configurations; 0 if they are too many for an id.
+// Returns the number of possible configurations, or 0 if they are too many for an id.
 template <class T>
 consteval uint64_t combinations() {
   const T t{};
@@ -168,7 +168,7 @@ consteval uint64_t combinations() {
 
 }  // namespace detail
 
-// A configuration whose members are all values of their fields, as an id requires.
+// Requires a configuration whose members are all values of their fields, because an id encodes only these.
 template <class Configuration>
 constexpr bool is_valid(const Configuration& configuration) {
   bool valid = true;

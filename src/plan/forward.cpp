@@ -15,8 +15,8 @@
 namespace tandem::plan {
 namespace {
 
-// The most query heads of a key head that can share a tile. It is a power of two up to 64, so that a warpgroup's 64
-// rows are whole queries.
+// Returns the maximum number of query heads of a key head that can share a tile. The number is a power of two up to 64,
+// so that a warpgroup's 64 rows are whole queries.
 int max_pack_gqa(const Problem& p) {
   const int64_t group = p.group();
   int pack_gqa = 1;
@@ -24,7 +24,7 @@ int max_pack_gqa(const Problem& p) {
   return pack_gqa;
 }
 
-// The m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
+// Returns the m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
 int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
   const int64_t longest = ceil_div(p.seqlen_q * pack_gqa, rows);
   if (!varlen(p)) return longest;
@@ -34,8 +34,8 @@ int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
   return std::min((p.total_q * pack_gqa + partly * (rows - 1)) / rows, p.batch * longest);
 }
 
-// Consecutive heads over the batch that share a bias, so that their tiles read it at the same time. Limited to heads
-// whose keys and values fit the L2 cache with it.
+// Returns the number of consecutive heads over the batch that share a bias, so that their tiles read it at the same
+// time. Keys and values of these heads and the bias must fit in the L2 cache.
 double l2_heads_sharing_bias(const Problem& p, double heads, double max_heads) {
   if (!p.bias) return 1;
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
@@ -43,7 +43,7 @@ double l2_heads_sharing_bias(const Problem& p, double heads, double max_heads) {
   return std::min(sharing, max_heads);
 }
 
-// Without a mask one head after the other: its tiles read the same keys at the same time.
+// Without a mask the heads run one after the other, because the tiles of a head read the same keys at the same time.
 int choose_l2_heads(const Problem& p, const ForwardSchedule& t, const ForwardOrderTuning& tuning, int sm_count) {
   double wanted, packed_heads = t.packed_heads;
   if (t.tile.varlen) {
@@ -92,7 +92,7 @@ Status check_sizes(const Problem& p) {
     return Status::unsupported(str_cat(
         "k.seqlen (", p.seqlen_k, ") must be at most 2^28 on a GPU: split the keys and merge the parts by their lse"));
   }
-  // The maximum number of tiles, each with 64 rows or more. A launch may have several CTAs for each.
+  // The maximum number of tiles, each with 64 rows or more. A launch may have several CTAs per tile.
   constexpr int64_t kMaxTiles = (int64_t{1} << 29) - 1;
   const int64_t heads = p.heads_q, m_blocks = p.packed_q() ? p.total_q / 64 + p.batch : p.batch * (p.seqlen_q / 64 + 1);
   if (heads > 0 && m_blocks > kMaxTiles / heads / std::max(p.num_splits, 1)) {
@@ -107,9 +107,9 @@ Status check_sizes(const Problem& p) {
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
   const ArchPlanner& planner = planner_for(device);
   ForwardSchedule& t = *plan;
-  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // heads have separate lists
+  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // each head has separate lists
   t.tile = planner.select_forward(p, device, t.pack_gqa, tuning);
-  // Under a mask few queries of many heads see fewer keys than many queries of one head.
+  // Under a mask, few queries of many heads see fewer keys than many queries of one head.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.bounded_left && !t.tile.bounded_right && !p.batch_invariant) {
     const int64_t rows = t.tile.tile_m();
     const int64_t apart = ceil_div(p.seqlen_q, rows) * t.pack_gqa, joined = ceil_div(p.seqlen_q * t.pack_gqa, rows);
@@ -128,7 +128,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const int64_t work_tiles = tiles * t.splits;
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
-  const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // heads of a cluster
+  const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // number of heads of a cluster
   t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, bias_heads)) * bias_heads;
   if (t.tile.cluster_has_tile()) {
     t.grid = ctas * static_cast<int>(t.tile.clc() ? work_tiles : std::min<int64_t>(sms / ctas, work_tiles));
@@ -139,7 +139,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.dynamic_scheduler = t.tile.varlen || (!t.tile.clc() && work_tiles > sms && uneven);
 }
 
-// The lists of a block mask: all tiles with a separate list.
+// Counts the lists of a block mask, one per tile.
 void count_step_lists(const Problem& p, ForwardSchedule* t) {
   if (!p.block_mask) return;
   t->list_batch = lists_of(p, 0);
@@ -148,7 +148,7 @@ void count_step_lists(const Problem& p, ForwardSchedule* t) {
   t->list_words = kListHeader + std::max<int64_t>(1, ceil_div(p.seqlen_k, t->tile.tile_n)) + 1;
 }
 
-// The tiles of varlen problems and the iterations of a block mask are listed first.
+// Adds launches that list the tiles of varlen problems and the iterations of a block mask, before the main kernel.
 void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
   const bool overlaps = t.tile.overlaps_launches();
   if (t.list_words > 0) {
@@ -201,7 +201,7 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
   const size_t order = t.tile.varlen ? 0 : lists * sizeof(int);
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
-  // The schedule sets the counter of listed tiles. Without it list_n_blocks() may set the counter.
+  // The schedule kernel sets the counter of listed tiles. Without that kernel list_n_blocks() may set the counter.
   const int schedule = steps > 0 ? 1 : 0;
   const int writer = t.tile.varlen ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
   if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
@@ -252,8 +252,8 @@ int usable_sms(const Problem& p, const gpu::Properties& device, int ctas) {
   return std::max(sms, ctas);
 }
 
-// True unless the first query sees the last key for all lengths up to the problem's. A diagonal that only the device
-// knows may hide keys.
+// Returns false if the first query sees the last key for all lengths up to the problem's. A diagonal that only the
+// device knows may hide keys.
 bool needs_right_mask(const Problem& p) {
   if (p.window_right == TANDEM_UNBOUNDED) return false;
   if (p.bottom_right) return p.window_right < p.seqlen_q - 1;
@@ -305,7 +305,7 @@ void set_block_lists(const Problem& p, int keys, int heads, int batch, BlockMask
 
 int lists_of(const Problem& p, int dim) {
   const int64_t size = dim == 0 ? p.batch : p.heads_q;
-  if (dim == 0 && varlen(p)) return static_cast<int>(size);  // sequences of other lengths
+  if (dim == 0 && varlen(p)) return static_cast<int>(size);  // sequences have other lengths
   return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
 }
 

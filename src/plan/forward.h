@@ -20,13 +20,13 @@ class ForwardPass final : public Pass {
 
 // Offsets in the workspace.
 inline constexpr size_t kCounterOffset = 0;    // two ints
-inline constexpr size_t kZerosOffset = 16;     // read instead of absent keys and values
+inline constexpr size_t kZerosOffset = 16;     // zeros that replace absent keys and values
 inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen only
 
-// For queries and for keys.
+// The limit of queries and of keys.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 
-// Larger bounds have the same effect, and sums with these fit an int.
+// Larger window bounds have the same effect, and sums with this bound fit an int.
 inline constexpr int kFarWindow = 1 << 30;
 
 // True if a left or right bound hides a key from some query.
@@ -40,7 +40,7 @@ inline bool varlen(const Problem& p) {
 
 // The backward also uses the following functions: the score options of a kernel, and their parameters.
 int clamped_bound(int64_t bound);
-// True if a bias may be divided by the scale and added to products without losing either.
+// True if a bias may be divided by the scale and added to products without a loss of digits.
 bool is_near_one(double scale);
 // The multiprocessors that the call may use; a cluster needs `ctas` of them.
 int usable_sms(const Problem& problem, const gpu::Properties& device, int ctas);
@@ -66,8 +66,8 @@ void set_bias(const Problem& problem, ForwardParams* params);
 void set_mods(const Problem& problem, ModParams* params);
 void set_names(const ModView& mod, ModNames* names);
 
-// Block masks. True if blocks have this number of queries and keys or a multiple, or if there is only one; otherwise
-// also the reason.
+// For block masks. True if blocks have a multiple of this number of queries and keys, or if there is only one block;
+// otherwise also returns the reason.
 bool fits_blocks(const Problem& problem, int64_t queries, int64_t keys);
 Status check_blocks(const Problem& problem, int64_t queries, int64_t keys);
 // The number of lists: 1, or one for each sequence (dim 0) or head (dim 1).

@@ -47,8 +47,8 @@ View split_lse(const Problem& p, const ForwardSchedule& t, std::byte* workspace)
           .present = true};
 }
 
-// k and v. Without keys all copied elements are zeros, because a hidden value is still multiplied by a probability of
-// 0.
+// Adds the maps of k and v. Without keys all copied elements are zeros, because a hidden value is still multiplied by a
+// probability of 0.
 void add_keys(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int box,
               const MapDimensions& map) {
   if (t.no_keys) {
@@ -160,9 +160,8 @@ void set_bias(const Problem& p, ForwardParams* params) {
   params->bias_column = p.bias.stride[3];
 }
 
-// Coefficients (of x, x^3, ...) of a tanh polynomial for |x| <= within, with x = product times `to_cap`, and the result
-// times `of`. If a coefficient is too small for float32, the polynomial is still used as far as it needs no such term.
-// Returns the first product beyond it.
+// Computes coefficients (of x, x^3, ...) of a tanh polynomial for |x| <= within, with x = product * `to_cap` and result
+// * `of`. Terms whose coefficient is too small for float32 limit the range. Returns the first product beyond it.
 template <int terms>
 float set_tanh(const double (&tanh)[terms], double within, double to_cap, double of, float (&polynomial)[terms]) {
   constexpr double error = 3e-7;
@@ -176,18 +175,18 @@ float set_tanh(const double (&tanh)[terms], double within, double to_cap, double
   return static_cast<float>(within / std::fabs(to_cap));
 }
 
-// Minimax fits of tanh(x) - x: at most 3.2e-7 off for |x| <= 1, 1.8e-7 for |x| <= 0.28.
+// Minimax fits of tanh(x) - x: errors up to 3.2e-7 for |x| <= 1, and 1.8e-7 for |x| <= 0.28.
 void set_softcap(const Problem& p, ForwardParams* params) {
   constexpr double tanh[kSoftcapTerms] = {
       1, -0.3332866991268495, 0.13275615259971799, -0.051425354112036775, 0.016532816377251736, -0.002983081860725399};
   constexpr double near[kSoftcapNearTerms] = {1, -0.33317107294619436, 0.12726653182975292};
-  const double x = p.softmax_scale / p.softcap, cap = p.softcap * std::numbers::log2e;  // x: for a product of 1
+  const double x = p.softmax_scale / p.softcap, cap = p.softcap * std::numbers::log2e;  // to_cap: x for a product of 1
   params->softcap_log2 = static_cast<float>(cap);
   params->softcap_inverse = static_cast<float>(1 / cap);
   params->scale_softcap = static_cast<float>(2 * std::numbers::log2e * x);
   params->softcap_product = set_tanh(tanh, 1, x, cap, params->softcap_polynomial);
   params->softcap_near_product = set_tanh(near, 0.28, x, cap, params->softcap_near_polynomial);
-  // A warp decides by all its products, which may include other sequences' queries and keys.
+  // A warp decides by all its products, which may include products of other sequences.
   if (p.batch_invariant) params->softcap_near_product = 0;
 }
 
@@ -238,8 +237,8 @@ void set_names(const ModView& mod, ModNames* names) {
 
 namespace {
 
-// Eight more columns than an iteration's, which avoid bank conflicts. A bias that all sequences or heads share is the
-// first one's.
+// The box has eight more columns than an iteration, which avoid bank conflicts. All sequences or heads that share a
+// bias read the first one's.
 void add_bias_map(const Problem& p, const ForwardSchedule& t, int ctas, BiasedForwardParams* params,
                   Arguments* arguments) {
   const int64_t* const stride = p.bias.stride;
@@ -259,7 +258,7 @@ ForwardParams& add_forward_params(const Problem& p, const ForwardSchedule& t, st
     params.blocks.m_blocks = t.list_m_blocks;
     params.blocks.list_words = t.list_words;
     params.blocks.steps = reinterpret_cast<int*>(workspace + t.steps_offset);
-    if (t.tile.varlen) return params;  // tiles are listed
+    if (t.tile.varlen) return params;  // the tiles are in a list
     params.blocks.order = params.blocks.steps + int64_t{t.list_batch} * t.list_heads * t.m_blocks * t.list_words;
     params.tile_order = params.blocks.order;
     params.order_head = t.list_heads > 1 ? t.m_blocks : 0;
@@ -291,7 +290,7 @@ void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace,
   set_lengths(p, &params);
   set_scores(p, &params);
   if (p.bias && !t.no_keys) set_bias(p, &params);
-  // Without keys a bias may have no element: the kernel reads a zero for it.
+  // Without keys a bias may have no element. The kernel then reads a zero instead.
   if (p.bias && t.no_keys) params.bias = workspace + kZerosOffset;
   set_order(p, t, workspace, &params);
   add_maps(p, t, workspace, &params, arguments);

@@ -10,7 +10,7 @@
 namespace tandem::plan {
 
 struct ForwardKernel {
-  // Rows of the TMA boxes: queries, keys, values, results.
+  // The rows of TMA boxes: queries, keys, values, results.
   struct TmaBoxRows {
     int q, k, v, out;
   };
@@ -32,11 +32,11 @@ struct ForwardKernel {
   const Sm100ForwardConfig& for_blackwell() const { return std::get<Sm100ForwardConfig>(kernel); }
 
   int tile_m() const { return rows_; }
-  // A tile belongs to a whole cluster, else to each of its CTAs.
+  // True: a tile belongs to the whole cluster. False: each CTA has a separate tile.
   bool cluster_has_tile() const { return blackwell(); }
-  // A launch may begin before the preceding one has ended.
+  // True if a launch may begin before the preceding launch has ended.
   bool overlaps_launches() const { return !blackwell(); }
-  // list_n_blocks() resets the counter of tiles.
+  // True if list_n_blocks() resets the counter of tiles.
   bool lists_reset_counter() const { return !blackwell(); }
   // CTAs per cluster.
   int ctas() const {
@@ -77,8 +77,8 @@ struct ForwardSchedule {
   ForwardKernel tile;
   int pack_gqa = 1;                // query heads of a key head in one tile
   int packed_heads = 0;            // packed heads of a sequence
-  int m_blocks = 0;                // per packed head; varlen: over all sequences, at most
-  int tiles = 0;                   // in total; varlen: at most
+  int m_blocks = 0;                // per packed head; varlen: maximum over all sequences
+  int tiles = 0;                   // total; varlen: maximum
   int l2_heads = 1;                // packed heads that run together (varlen: per sequence)
   bool dynamic_scheduler = false;  // tiles come from a counter
   bool no_keys = false;            // no key: the kernel reads zeros in the workspace

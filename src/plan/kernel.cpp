@@ -78,7 +78,7 @@ std::string initialiser_of(const T& configuration) {
   return text + "    }}";
 }
 
-// Definitions before a kernel's file: the sizes of matrix products that it needs.
+// Returns the definitions before a kernel's file: the sizes of matrix products that it needs.
 std::string prologue_of(std::initializer_list<int> widths) {
   std::string text;
   int n = 0;
@@ -94,7 +94,7 @@ std::string prologue_of(const Sm90BackwardConfig& t) {
 std::string prologue_of(const Sm100ForwardConfig&) { return ""; }
 std::string prologue_of(const Sm100BackwardConfig&) { return ""; }
 
-// The place of a kernel, and the types of its configuration and parameter.
+// The file of a kernel, and the types of its configuration and parameter.
 struct Source {
   const char *pass, *header, *configuration, *parameter;
 };
@@ -115,7 +115,7 @@ constexpr int ctas_of(const Sm100ForwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm90BackwardConfig& t) { return t.ctas(); }
 constexpr int ctas_of(const Sm100BackwardConfig& t) { return t.ctas(); }
 
-// An entry that is launched in addition to the kernel itself, and its threads per CTA.
+// An entry that is launched in addition to the kernel, and its threads per CTA.
 struct CompanionEntry {
   EntryId id;
   const char* name;

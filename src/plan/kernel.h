@@ -13,21 +13,21 @@
 
 namespace tandem::plan {
 
-// Another kernel adds a type here, and its list of fields.
+// A new kernel adds its type here, and its list of fields.
 using Configuration = std::variant<Sm90ForwardConfig, Sm100ForwardConfig, Sm90BackwardConfig, Sm100BackwardConfig>;
 
 // The parts of a configuration that are compiled together; the units of a backward compile in parallel. `prepost` has
 // the first and last kernels of a backward. `dbias` has the gradient of a bias, which few calls need.
 enum class Unit : uint8_t { main, prepost, dbias };
 
-// The id and the name of a configuration: "forward_bf16_d128_128x128x2_pingpong_right".
+// The id and the name of a configuration, such as "forward_bf16_d128_128x128x2_pingpong_right".
 uint64_t id_of(const Configuration& configuration);
 std::string name_of(const Configuration& configuration);
 
 // The entry points of all kernels. A unit has some of them, and launches name them by these ids.
 enum class EntryId : uint8_t {
   main,      // the forward or the backward itself
-  schedule,  // forward, varlen: one CTA builds the tile list first
+  schedule,  // forward, varlen: one CTA lists the tiles first
   list_n_blocks,
   order_tiles,  // forward, block mask: before the main kernel
   max_scores,   // forward: after the main kernel
@@ -54,7 +54,7 @@ struct KernelEntry {
 };
 inline constexpr size_t kMaxEntries = 8;
 FixedVector<KernelEntry, kMaxEntries> entries_of(const Configuration& configuration, Unit unit = Unit::main);
-// The entry of a unit with this id, which it must have.
+// Returns the entry of a unit with this id. The unit must have one.
 KernelEntry find_entry(const Configuration& configuration, Unit unit, EntryId id);
 inline constexpr uint32_t kScheduleThreads = 1024;
 

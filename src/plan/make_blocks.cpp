@@ -13,7 +13,7 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 16;  // resident at once
+constexpr int64_t kBlocksOfSm = 16;  // CTAs resident on an SM
 
 MadeListParams params_of(const MadeList& list) {
   if (!list) return {};

@@ -20,17 +20,17 @@ inline constexpr KernelEntry kMakeBlocksEntries[] = {{EntryId::classify_blocks, 
 std::string make_blocks_name(const MakeBlocksProblem& problem);
 std::string make_blocks_translation_unit(const MakeBlocksProblem& problem);
 
-// Ok, or the reason why this device does not serve it.
+// Returns ok, or the reason why this device does not serve the call.
 Status check_make_blocks(const MakeBlocksProblem& problem, const gpu::Properties& device);
 
-// The parameter of both kernels, and the number of CTAs of each.
+// The parameter of both kernels, and the number of CTAs of each kernel.
 struct MakeBlocksLaunch {
   MakeBlocksParams params;
   uint32_t grid[2], threads[2];
 };
 MakeBlocksLaunch make_blocks_launch(const MakeBlocksProblem& problem, const gpu::Properties& device,
                                     std::byte* workspace);
-// The memory that either kernel accesses, for devices that check every access.
+// Returns the memory that either kernel accesses, for devices that check every access.
 std::vector<gpu::NamedBuffer> make_blocks_buffers(const MakeBlocksProblem& problem, std::byte* workspace,
                                                   size_t launch);
 

@@ -9,7 +9,7 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 16;  // resident at once
+constexpr int64_t kBlocksOfSm = 16;  // CTAs resident on an SM
 
 MergeTensor tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
@@ -100,7 +100,7 @@ std::vector<gpu::NamedBuffer> MergeLaunches::tensors(const MergeParams& params) 
         list.push_back(buffer_of(m_, name, view, dim, false));
       }
     };
-    const bool is_sum = n == 0 && done_ > params.parts;  // result of the previous launch
+    const bool is_sum = n == 0 && done_ > params.parts;  // a part is the result of the previous launch
     const MergeProblem::Part part = is_sum ? MergeProblem::Part{m_.out, m_.lse} : m_.part(done_ - params.parts + n);
     add("part_out", part.out, m_.head_dim);
     add("part_lse", part.lse, 1);

@@ -1,4 +1,5 @@
-// Merges parts of an attention on a GPU with one kernel, launched once per group of parts that fits its parameter.
+// Merges parts of an attention on a GPU with one kernel, launched once per group of parts. A group is the number of
+// parts that fits in the kernel's parameter.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +16,17 @@ namespace tandem::plan {
 inline constexpr const char* kMergeKernel = "merge";
 std::string merge_translation_unit();
 
-// Ok, or the reason why this device does not serve the merge.
+// Returns ok, or the reason why this device does not serve the merge.
 Status check_merge(const MergeProblem& problem, const gpu::Properties& device);
 
-// A launch reads parts [first, first + count) and, except for the first launch, the previous launch's result.
+// Each launch reads parts [first, first + count). Each launch after the first also reads the previous launch's result.
 class MergeLaunches {
  public:
   MergeLaunches(const MergeProblem& problem, const gpu::Properties& device);
 
   // Computes the next launch's parameter and grid. Returns false after the last launch.
   bool next(MergeParams* params, uint32_t* grid);
-  // The tensors that the launch of the last next() accesses, for devices that check every access.
+  // Returns the tensors that the launch of the last next() accesses, for devices that check every access.
   std::vector<gpu::NamedBuffer> tensors(const MergeParams& params) const;
 
  private:

@@ -7,7 +7,8 @@ namespace tandem::plan {
 
 struct ForwardOrderTuning {
   // Heads whose tiles are scheduled together under a mask, for 16384 keys. The number falls with the square root of the
-  // keys and of pack_gqa, and doubles at head_dim 64. More heads share the L2 cache, fewer balance better.
+  // keys and of pack_gqa, and doubles at head_dim 64. More heads share the L2 cache better, and fewer heads balance
+  // better.
   double l2_heads = 8;
   double l2_bias_heads = 8;  // heads that share a bias, without a mask
   double l2_waves = 6;       // varlen: tiles per SM that are scheduled together
@@ -18,17 +19,18 @@ struct ForwardOrderTuning {
 };
 
 struct BackwardOrderTuning {
-  int64_t sms = 0;  // a whole GPU: bits must not depend on the available SMs
+  int64_t sms = 0;  // SMs of a whole GPU: bits must not depend on free SMs
 
-  // Windows: key heads scheduled together, as many as leave q, dout and dq_accum in the L2 cache.
+  // Windows: the number of key heads scheduled together is the most that keeps q, dout and dq_accum in the L2 cache.
   int64_t window_l2_bytes = 24 << 20, max_window_heads = 33, min_window_heads = 4;
   int64_t min_cluster_window_heads = 8;  // clusters: long iterations, so memory is the limit
 
-  // Causal masks: the fewest key heads scheduled together, and more for packed sequences and for short iterations.
+  // Causal masks: the minimum number of key heads scheduled together, and larger minimums for packed sequences and for
+  // short iterations.
   int64_t min_causal_heads = 8, packed_heads = 16, short_iteration_factor = 3;
 
-  // Without a mask: the n_blocks of a head from which at least two heads are scheduled together, and the iterations for
-  // which an epilogue counts.
+  // Without a mask: from this number of n_blocks of a head on, at least two heads are scheduled together. An epilogue
+  // costs as much as this number of iterations.
   int64_t long_head_n_blocks = 16, epilogue_iterations = 3;
   bool prefers_even_groups = false;  // heads are divided into groups of one size
 };

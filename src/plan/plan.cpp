@@ -32,7 +32,7 @@ const Pass* pass_of(tandem_pass pass) {
   return &kBackward;
 }
 
-// Not inline: memset() with a size unknown to the compiler is the fastest way to zero a kilobyte.
+// Not inline, because memset() with a size unknown to the compiler is the fastest way to zero a kilobyte.
 void* Arguments::zeroed(size_t bytes) {
   const size_t begin = (used_ + kAlignment - 1) / kAlignment * kAlignment;
   if (begin + bytes > kBytes) throw std::length_error("kernel parameters: Arguments::kBytes is too small");
@@ -40,12 +40,12 @@ void* Arguments::zeroed(size_t bytes) {
   return of_kernel_.push_back(std::memset(memory_ + begin, 0, bytes));
 }
 
-// An expression counts by its hash, which is almost certainly unique.
+// A hash identifies an expression. The hash is almost certainly unique.
 PlannedKernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
   // Configuration ids do not use the two highest bits (combinations() in fields.h).
   const uint64_t of_unit = static_cast<uint64_t>(unit) << 62;
   PlannedKernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
-  if (unit == Unit::prepost) return kernel;  // it reads no score
+  if (unit == Unit::prepost) return kernel;  // this unit reads no score
   if (p.score_mod) {
     kernel.score_mod = p.score_mod->program.get();
     kernel.id += kernel.score_mod->cuda_hash;

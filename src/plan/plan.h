@@ -1,5 +1,5 @@
 // A GPU's work for a call: its kernels, their launches in order, and the workspace. A plan is a pure function of the
-// problem and the device's properties. It does not allocate, because every call computes it.
+// problem and the device's properties. Planning does not allocate, because every call does it.
 #pragma once
 
 #include <cstddef>
@@ -29,29 +29,29 @@ struct PlannedKernel {
   Configuration configuration;
   Unit unit;
   uint64_t id;  // id of the configuration and its printed functions
-  const score_mod::Program *score_mod = nullptr, *mask_mod = nullptr;  // the problem's
+  const score_mod::Program *score_mod = nullptr, *mask_mod = nullptr;  // modifications of the problem
 };
 
 PlannedKernel kernel_of(const Problem& problem, const Configuration& configuration, Unit unit = Unit::main);
 std::string name_of(const PlannedKernel& kernel);
 std::string translation_unit(const PlannedKernel& kernel);
 
-// The size of a cluster is compiled into the kernel.
+// A launch omits the cluster's size, because the kernel has it as an attribute.
 struct PlannedLaunch {
   uint8_t kernel = 0;  // index into Plan::kernels
   EntryId entry = EntryId::main;
   uint32_t grid = 1, block = 1;
   uint32_t shared_bytes = 0;
-  // The launch may start while the stream's previous kernel still runs (programmatic launch).
+  // True if the launch may start while the stream's previous kernel still runs (programmatic launch).
   bool overlap_previous = false;
 };
 
-// A part of the workspace; offsets count from its first multiple of kWorkspaceAlignment.
+// A part of the workspace. Offsets count from the first multiple of kWorkspaceAlignment.
 inline constexpr size_t kWorkspaceAlignment = 16;
 struct Region {
   const char* name;  // "workspace.counter"
   size_t offset, bytes;
-  int first_writer;  // first launch that writes it; kFilled: a memset does
+  int first_writer;  // first launch that writes it; kMemset: a memset does
 };
 inline constexpr int kMemset = -1;
 
@@ -75,34 +75,35 @@ struct Plan {
   FixedVector<Region, 12> regions;
   size_t workspace_bytes = 0;  // 0: none needed
 
-  ForwardSchedule forward;    // forward only: read by its Pass and explain
+  ForwardSchedule forward;    // forward only: read by ForwardPass and explain
   BackwardSchedule backward;  // backward only
 };
 
 // One pass of attention on GPUs. A new pass is a new class in a separate file.
 class Pass {
  public:
-  // Ok, or the first reason why a GPU does not serve the call. If the GPU has kernels, this device's limits count.
+  // Returns ok, or the first reason why a GPU does not serve the call. If GPUs have kernels for it, this device's
+  // limits count.
   virtual Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) const = 0;
   virtual void plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const = 0;
 
   // Fills the parameters of the plan's kernels. workspace: aligned.
   virtual void bind(const Problem& problem, const Plan& plan, std::byte* workspace, Arguments* arguments) const = 0;
-  // The tensors that a launch accesses, for devices that check every access.
+  // Returns the tensors that a launch accesses, for devices that check every access.
   virtual std::vector<gpu::NamedBuffer> tensors_of(const Problem& problem, const Plan& plan, size_t launch) const = 0;
-  // The tiles and their order, for TANDEM_LOG: "132 blocks for 512 tiles, ...".
+  // Describes the tiles and their order for TANDEM_LOG, such as "132 blocks for 512 tiles, ...".
   virtual std::string summary(const Plan& plan) const = 0;
 
  protected:
-  ~Pass() = default;  // passes are constants
+  ~Pass() = default;  // passes are constants and never deleted
 };
 
 const Pass* pass_of(tandem_pass pass);
 
-// Ok, or the first reason why this device does not serve the call. Data pointers that are set are checked too.
+// Returns ok, or the first reason why this device does not serve the call. Data pointers that are set are checked too.
 Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 
-// For a problem that check() accepts and that writes something.
+// Requires a problem that check() accepts and that has an output.
 Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 
 }  // namespace tandem::plan

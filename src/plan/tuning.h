@@ -1,5 +1,5 @@
-// Every constant that a plan is tuned by, of all architectures. A test passes other values, so that small problems take
-// the paths that only large ones take otherwise.
+// Every tuned constant of a plan, of all architectures. A test passes other values, so that small problems take the
+// paths that only large problems take otherwise.
 #pragma once
 
 #include "plan/sm100/tuning.h"

@@ -12,14 +12,14 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 
-// A dimension of a list is complete or broadcast.
+// Requires that a dimension of a list is complete or broadcast.
 Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size) {
   if (o.shape[dim] == 1 || o.shape[dim] == size) return {};
   return Status::invalid(str_cat(o.name, ".", o.dim_name[dim], " (", o.shape[dim], ") must be 1 or equal ", name, " (",
                                  size, "): a block mask is the same for all of them or has each; expand it"));
 }
 
-// Sets the state of the blocks in a row of a list. Counts and indices may be anything.
+// Sets the state of the blocks in a row of a list. Counts and indices may have any values.
 void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockState state, std::span<BlockState> row) {
   if (!list.present) return;
   const int64_t *to_count = list.count_stride, *to_index = list.index_stride;

@@ -1,4 +1,4 @@
-// A score or mask modification of a call: its text, and what its names stand for.
+// A score or mask modification of a call: its text, and the values of its names.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@ namespace tandem {
 // The gradient of one tensor of an expression. Tables in which gradients are added up are compact: a tensor's gradient
 // begins at `first` in the table of all gradients.
 struct CapturedGradient {
-  BiasView to;  // not present: not wanted
+  BiasView to;  // not present: the gradient is not computed
   int64_t first = 0;
 
-  // The cell that indices name, each clamped to its dimension.
+  // The cell of these indices, each clamped to its dimension.
   int64_t cell(const int32_t* indices, int rank) const {
     int64_t cell = 0;
     for (int i = 0; i < rank; ++i)
@@ -26,13 +26,13 @@ struct CapturedGradient {
 
 struct BoundExpression {
   std::shared_ptr<const score_mod::Program> program;
-  score_mod::Values values;   // no data in a problem that is only checked or planned
-  std::vector<DType> dtypes;  // by tensor, as the next
+  score_mod::Values values;   // empty in a problem that is only checked or planned
+  std::vector<DType> dtypes;  // types by tensor; gradients have the same order
   std::vector<CapturedGradient> gradients;
   int64_t cells = 0;  // elements of the table of all gradients; 0: no gradients
 };
 
-// put(gradient, i, j, k, l, cell) for every element of every gradient that is wanted.
+// Calls put(gradient, i, j, k, l, cell) for every element of every gradient that is computed.
 template <class Put>
 void each_captured(const BoundExpression& mod, Put&& put) {
   for (const CapturedGradient& gradient : mod.gradients) {

@@ -69,7 +69,7 @@ BiasView gradient_view_of(const Operand& o) {
   return view;
 }
 
-// A refusal of the text or a name, with the modification's name before it.
+// Returns a refusal of the text or a name, with the modification's name before it.
 Status told_of(const std::string& mod, Status status) {
   if (!status.ok()) status.message = str_cat(mod, ": ", status.message);
   return status;
@@ -77,7 +77,7 @@ Status told_of(const std::string& mod, Status status) {
 
 }  // namespace
 
-// A tensor of any shape, or one like a model.
+// Reads a tensor of any shape, or of a model's shape.
 Status ProblemBuilder::read_captured(const std::string& name, const tandem_tensor& tensor, const Operand* model,
                                      Use use) {
   if (tensor.ndim < 0 || tensor.ndim > score_mod::kMaxRank) {

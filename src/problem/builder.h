@@ -1,4 +1,4 @@
-// Builder: reads one call into a Problem, step by step. Each step relies on the ones before it.
+// ProblemBuilder reads one call into a Problem, step by step. Each step relies on the earlier steps.
 #pragma once
 
 #include <initializer_list>
@@ -27,7 +27,7 @@ class ProblemBuilder {
   const Operand& captured(int i) const { return mod_operands_[static_cast<size_t>(i)]->operand; }
 
  private:
-  // options.cpp: what is no tensor.
+  // options.cpp: arguments that are not tensors.
   Status read_options();
   Status read_diagonal();
   Status read_window();
@@ -57,7 +57,7 @@ class ProblemBuilder {
   Status read_block_list(Field count, Field index, BlockList* list);
   void read_block_states();
 
-  // values.cpp: what needs the data.
+  // values.cpp: checks that read the data.
   Status check_sharing() const;
 
   // Reads the tensor args.*field, which must be present, into operand(field).
@@ -66,14 +66,14 @@ class ProblemBuilder {
   Status read(Field field, DTypes dtypes, const char* dtype_why, std::initializer_list<Dim> dims) {
     return read(field, dtypes, dtype_why, {dims.begin(), dims.size()}, "", false);
   }
-  // A gradient: the shape of its tensor, and this type or float32.
+  // Reads a gradient: it has the shape of its tensor, and this type or float32.
   Status read_like(Field field, Field model, DType type, bool contiguous_last);
   Status read_lse(Field field, View* view);
   Status read_index(Field field, const Dim& length, IndexView* view);
 
   const Operand& operand(Field field) const;
 
-  // All tensors that may be given; the tensors of expressions come last.
+  // The number of tensors that a call may have. The tensors of expressions come last.
   int operand_count() const { return kOperandCount + static_cast<int>(mod_operands_.size()); }
   const Operand& operand(int i) const;
   Use use(int i) const;
@@ -89,7 +89,7 @@ class ProblemBuilder {
   Problem& p_;
   Operand operands_[kOperandCount];
 
-  // Tensors of modifications, whose names are the caller's.
+  // Tensors of modifications. The caller defines their names.
   struct Captured {
     std::string name;
     Use use;

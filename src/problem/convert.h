@@ -1,5 +1,5 @@
-// Numbers of every dtype to and from float64, each rounded once, to nearest, ties to even. The code is obvious rather
-// than fast. It serves the reference, tools and tests.
+// Converts numbers of every dtype to and from float64. Each is rounded once, to nearest, ties to even. The code is
+// simple rather than fast. The reference, tools and tests use it.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 
 namespace tandem {
 
-// 2^exponent, exponent from -1022 to 1023.
+// Returns 2^exponent for an exponent from -1022 to 1023.
 inline double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 
-// 16-bit binary formats differ in their fraction bits only: 10 is float16, 7 is bfloat16.
+// 16-bit binary formats differ only in their fraction bits: float16 has 10, and bfloat16 has 7.
 template <int kFractionBits>
 uint16_t narrow(double x) {
   constexpr int bias = (1 << (14 - kFractionBits)) - 1;
@@ -24,11 +24,11 @@ uint16_t narrow(double x) {
   const auto sign = static_cast<uint32_t>(bits >> 48 & 0x8000);
   constexpr uint32_t infinity = uint32_t{2 * bias + 1} << kFractionBits;
   if (std::isnan(x)) return static_cast<uint16_t>(sign | infinity | 1u << (kFractionBits - 1));
-  // Subnormals share the least exponent, and so its step.
+  // Subnormals share the least exponent, and therefore its step.
   const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7ff) - 1023, 1 - bias);
   if (exponent > bias) return static_cast<uint16_t>(sign | infinity);
   const double steps = std::nearbyint(std::fabs(x) * power_of_two(kFractionBits - exponent));
-  // A normal number has its leading bit in steps, which so adds one to the exponent field; a carry adds one more, up to
+  // A normal number counts its leading bit in steps, which adds one to the exponent field. A carry adds one more, up to
   // infinity.
   const uint32_t magnitude =
       (static_cast<uint32_t>(exponent + bias - 1) << kFractionBits) + static_cast<uint32_t>(steps);

@@ -1,4 +1,4 @@
-// MakeBlocksProblem: a tandem_make_block_mask after its only check.
+// MakeBlocksProblem: the arguments of a tandem_make_block_mask after their only check.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-// One list of the result: counts (batch, heads, rows), indices (batch, heads, rows, columns). Strides in elements.
+// One list of the result: counts (batch, heads, rows), indices (batch, heads, rows, columns). Strides are in elements.
 struct MadeList {
   int32_t *count = nullptr, *index = nullptr;
   int64_t count_stride[3] = {}, index_stride[4] = {};
@@ -21,7 +21,7 @@ struct MadeList {
 struct MakeBlocksProblem {
   ModView mask_mod;
   int64_t batch = 0, heads = 0, seqlen_q = 0, seqlen_k = 0;
-  int64_t block_q = 1, block_k = 1;    // no more than the sequences have, but where these are empty
+  int64_t block_q = 1, block_k = 1;    // clamped to the lengths; 1 if a sequence is empty
   int64_t blocks_q = 0, blocks_k = 0;  // per sequence
   MadeList partial[2], full[2];        // by rows of queries, by rows of keys
 
@@ -30,7 +30,7 @@ struct MakeBlocksProblem {
   int64_t rows() const { return lists() * (blocks_q + (partial[1] ? blocks_k : 0)); }  // rows of both kinds of lists
 };
 
-// Checks everything the host can see. with_data: as make_problem() has it.
+// Checks all rules that the host can check. with_data: see make_problem().
 Status make_blocks_problem(const tandem_block_mask_args* args, tandem_device device, bool with_data,
                            MakeBlocksProblem* problem);
 

@@ -1,4 +1,4 @@
-// MergeProblem: a tandem_merge after its only check.
+// MergeProblem: the arguments of a tandem_merge after their only check.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-// Packed tensors are a batch of one. Holds no copy of the parts: their number is the caller's affair.
+// Packed tensors are a batch of one. The struct holds no copy of the parts, because the caller may pass any number of
+// them.
 struct MergeProblem {
   int64_t parts = 0;
   int64_t batch = 0, seqlen = 0, heads = 0, head_dim = 0;
@@ -28,7 +29,7 @@ struct MergeProblem {
   bool empty() const { return rows() == 0; }
 };
 
-// Checks everything the host can see. Never writes through a tensor.
+// Checks all rules that the host can check. Never writes through a tensor.
 Status make_merge_problem(const tandem_merge_args* args, tandem_device device, MergeProblem* problem);
 
 }  // namespace tandem

@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// No machine maps memory beyond; below it sums of addresses and extents fit int64.
+// No machine has memory beyond this address. Below it sums of addresses and extents fit int64.
 constexpr uintptr_t kAddressSpace = uintptr_t{1} << 61;
 
 std::optional<DType> dtype_of(tandem_dtype t) {
@@ -78,7 +78,7 @@ Status check_dtype(const tandem_tensor& tensor, const OperandRule& rule) {
   return {};
 }
 
-// The index of the CPU has no meaning.
+// A CPU device may have any index.
 Status check_device(const tandem_tensor& tensor, const OperandRule& rule, tandem_device device) {
   if (tensor.device.type == device.type && (device.type == TANDEM_CPU || tensor.device.index == device.index))
     return {};
@@ -103,7 +103,7 @@ Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
   return {};
 }
 
-// Fills shape, stride, empty and bytes. dtype, rank and name are set; the sizes are 0 to 2^31 - 1.
+// Fills shape, stride, empty and bytes. The caller has set dtype, rank and name. Sizes are 0 to 2^31 - 1.
 Status read_layout(const tandem_tensor& tensor, Operand* o) {
   int64_t bytes = size_of(o->dtype);
   bool too_big = false;
@@ -122,7 +122,7 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
                                      ") holds 2^63 bytes or more: ", "split the call over batch or heads"));
     }
   }
-  int64_t last = 0, first = 0;  // element offsets from the one at index 0
+  int64_t last = 0, first = 0;  // offsets in elements from the element at index 0
   for (int i = 0; i < o->rank; ++i) {
     int64_t step;
     int64_t& end = o->stride[i] < 0 ? first : last;
@@ -153,7 +153,7 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
                                    ") must not be negative on a GPU: flip the tensor into a copy"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
-  // From the smallest stride up, each dimension must step over all that lies inside it.
+  // In order of growing stride, each dimension must step over all bytes of the smaller ones.
   OperandStep steps[kMaxRank];
   int64_t extent = 1;
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {
@@ -230,7 +230,7 @@ Operand operand_of(const tandem_tensor& tensor) {
   o.present = true;
   o.dtype = *dtype_of(tensor.dtype);
   o.rank = tensor.ndim;
-  (void)read_layout(tensor, &o);  // has been read before
+  (void)read_layout(tensor, &o);  // the layout has been checked before
   o.data = reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset);
   return o;
 }

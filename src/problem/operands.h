@@ -1,4 +1,4 @@
-// Operands: the tensors of a call, each checked on its own and read into one plain form.
+// Operands: the tensors of a call, each checked separately and read into one plain form.
 //
 // One table names them and lists the passes that read or write them. read_operand() holds the rules of every tensor.
 // problem.cpp has the rules between tensors.
@@ -64,7 +64,7 @@ struct Operand {
   int rank = 0;
   const char* dim_name[kMaxRank] = {};
   int64_t shape[kMaxRank] = {};
-  int64_t stride[kMaxRank] = {};  // elements; 0 where the size is 0 or 1
+  int64_t stride[kMaxRank] = {};  // elements; 0 if the size is 0 or 1
   std::byte* data = nullptr;      // NULL in a call without data
   int64_t bytes = 0;              // from the lowest element to the end of the highest element
   int64_t below = 0;              // bytes before data, which negative strides reach
@@ -84,7 +84,7 @@ using DTypes = uint32_t;
 constexpr DTypes only(DType t) { return 1u << static_cast<uint32_t>(t); }
 inline constexpr DTypes kFloats = only(DType::f64) | only(DType::f32) | only(DType::bf16) | only(DType::f16);
 
-// The name of a dimension and, where given, its size, the reason, and the owner: the tensor with the same dimension (or
+// The name of a dimension, and optionally its size, the reason, and the owner: the tensor with the same dimension (or
 // NULL).
 struct Dim {
   const char* name;
@@ -108,8 +108,8 @@ struct ReadMode {
   bool with_data;
 };
 
-// Checks tensor against the rule and everything that holds for all tensors: device, sizes, strides, overflow and, with
-// data, null and misaligned pointers. Elements of a written tensor must not overlap each other.
+// Checks the tensor against the rule and the rules of all tensors: device, sizes, strides, overflow and, with data,
+// null and misaligned pointers. Elements of a written tensor must not overlap each other.
 Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, Operand* operand);
 
 // A tensor that read_operand() has accepted, without a name.
@@ -120,11 +120,11 @@ Operand operand_of(const tandem_tensor& tensor);
 View view_of(const Operand& operand);
 View lse_view_of(const Operand& operand);
 
-// True if a byte belongs to elements of both operands. The answer is exact for views whose strides nest, such as q, k
-// and v interleaved in one buffer. For other views a true answer may be wrong; a false answer never is.
+// True if a byte belongs to elements of both operands. The result is exact for views whose strides nest, such as q, k
+// and v interleaved in one buffer. For other views it may be true without an overlap, but never false with one.
 bool overlap(const Operand& a, const Operand& b);
 
-// The name of a tensor of a valid call whose range of memory overlaps [begin, begin + bytes), or NULL.
+// Returns the name of a tensor of a valid call whose memory overlaps [begin, begin + bytes), or NULL.
 const char* operand_in_range(tandem_pass pass, const tandem_attention_args& args, const void* begin, size_t bytes);
 
 }  // namespace tandem

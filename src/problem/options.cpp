@@ -1,4 +1,4 @@
-// The options of a call that are no tensors.
+// The arguments of a call that are not tensors.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 constexpr int32_t kMaxSplits = 1024;
 constexpr int64_t kFar = int64_t{1} << 61;  // clamp of a window bound, so that sums stay in int64
 
-// A bound counts when its bit is set; a value without its bit is taken for a mistake.
+// A bound counts if its bit is set. A value without its bit is refused as a mistake.
 Status read_bound(const char* name, const char* bit_name, bool set, int64_t value, int64_t* bound) {
   if (!set && value != 0 && value != TANDEM_UNBOUNDED) {
     return Status::invalid(
@@ -43,7 +43,8 @@ Status ProblemBuilder::read_options() {
   }
   if (args_.sm_limit < 0) {
     return Status::invalid(
-        str_cat("sm_limit (", args_.sm_limit, ") must be 0 (none) or the most multiprocessors that the call may take"));
+        str_cat("sm_limit (", args_.sm_limit,
+                ") must be 0 (no limit) or the largest number of multiprocessors that the call may use"));
   }
   p_.num_splits = args_.num_splits;
   p_.deterministic = args_.deterministic != 0;
@@ -89,7 +90,7 @@ Status ProblemBuilder::read_window() {
   const bool lowered = args_.causal != 0 && p_.window_right > 0;
   if (lowered) p_.window_right = 0;
   if (p_.window_left == TANDEM_UNBOUNDED || p_.window_right == TANDEM_UNBOUNDED) return {};
-  // The caller's own numbers, because kFar has moved the bounds of the problem.
+  // The caller's numbers, because kFar has replaced the bounds of the problem.
   const int64_t left = args_.window_left, right = lowered ? 0 : args_.window_right;
   if (right >= 0 ? left >= -right : left >= 0 && left + right >= 0) return {};
   return Status::invalid(str_cat("window_left (", left, ") + window_right (", right,

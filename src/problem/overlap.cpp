@@ -7,7 +7,7 @@
 namespace tandem {
 namespace {
 
-// The bytes of a view: [0, unit) moved by every sum of steps. Steps fall in stride.
+// The bytes of a view: [0, unit) moved by every sum of steps. Steps have falling strides.
 struct Comb {
   OperandStep steps[kMaxRank];
   int count;
@@ -27,9 +27,9 @@ struct Comb {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// True if positions of a (from its step ia on) and of b (moved by shift) coincide, or if budget runs out. It removes
-// the largest stride S of both: the rests are compared at shift + k * S for every index difference k. Rests shorter
-// than S leave at most two such k, so nested views cost a few steps.
+// True if positions of a (from its step ia on) and of b (moved by shift) coincide, or if budget runs out. The function
+// removes the largest stride S of both, and compares the remaining dimensions at shift + k * S for every index
+// difference k. If these are shorter than S, at most two k remain, so that nested views cost a few steps.
 bool meet(const Comb& a, int ia, const Comb& b, int ib, int64_t shift, int* budget) {
   if (--*budget < 0) return true;
   if (shift >= a.extent(ia) || -shift >= b.extent(ib)) return false;
@@ -37,7 +37,7 @@ bool meet(const Comb& a, int ia, const Comb& b, int ib, int64_t shift, int* budg
   const int64_t stride = std::max(ia < a.count ? a.steps[ia].stride : 0, ib < b.count ? b.steps[ib].stride : 0);
   const bool in_a = ia < a.count && a.steps[ia].stride == stride, in_b = ib < b.count && b.steps[ib].stride == stride;
   const int64_t rest_a = a.extent(ia + in_a), rest_b = b.extent(ib + in_b);
-  // -rest_b < shift + k * stride < rest_a, and k a difference of two indices.
+  // Condition: -rest_b < shift + k * stride < rest_a, where k is a difference of two indices.
   const int64_t low = std::max(floor_div(-rest_b - shift, stride) + 1, in_a ? 1 - a.steps[ia].count : 0);
   const int64_t high = std::min(-floor_div(shift - rest_a, stride) - 1, in_b ? b.steps[ib].count - 1 : 0);
   for (int64_t k = low; k <= high; ++k) {

@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// The struct of version 0.1, the first version: members after this one may be missing.
+// The size of the struct in version 0.1, the first version. Later members may be missing.
 constexpr int64_t kFirstSize = offsetof(tandem_attention_args, diagonal_offset);
 
 }  // namespace

@@ -1,8 +1,8 @@
 // Problem: one attention call after its only check, in the form every engine reads.
 //
 // make_problem() turns the arguments of the C interface into a Problem or returns the reason for a refusal. A Problem
-// obeys every rule of tandem.h that the host can see, so engines check nothing again. They read lengths, strides and
-// flags.
+// satisfies every rule of tandem.h that the host can check, so that engines need no further checks. The checks read
+// lengths, strides and flags.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,9 @@ constexpr int64_t size_of(DType t) {
 
 const char* name_of(DType t);  // "float32", "bfloat16", ...
 
-// A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. Serves q, k, v, out, their gradients
-// and, with dim 1, lse and max_scores. Packed tensors have batch stride 0: their rows are counted over all sequences.
+// A (batch, row, head[, dim]) tensor whose dim is contiguous; strides in elements. The struct describes q, k, v, out,
+// their gradients and, with dim 1, lse and max_scores. Packed tensors have batch stride 0, because rows count over all
+// sequences.
 struct View {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -46,8 +47,8 @@ struct View {
   }
 };
 
-// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); a stride of a broadcast dimension is 0. Serves gradients of a
-// modification's tensors, too, whose dimensions come first.
+// (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1); broadcast dimensions have stride 0. Gradients of the tensors of a
+// modification are also such views, and their dimensions come first.
 struct BiasView {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -105,7 +106,7 @@ struct ModView {
 
 enum class BlockState : uint8_t { hidden, partial, full };
 
-// For each block of queries how many blocks of keys a list has, and which. Strides of broadcast dimensions are 0.
+// For each block of queries: the number and the indices of its blocks of keys. Broadcast dimensions have stride 0.
 struct BlockList {
   const int32_t *count = nullptr, *index = nullptr;
   int64_t count_stride[3] = {}, index_stride[4] = {};  // batch, head, block of queries; number in the row
@@ -122,7 +123,7 @@ struct BlockMaskView {
   int64_t block_q = 1, block_k = 1;
   BlockList partial, full;
   bool of_mask_mod = false;  // the lists follow from mask_mod and need not be read
-  // Of every block, where the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
+  // The state of every block, if the host may read the lists: (batch|1, heads_q|1, blocks of queries, blocks of keys).
   std::shared_ptr<const BlockState[]> states;
   int64_t batch_stride = 0, head_stride = 0, blocks_k = 0;
 
@@ -134,8 +135,8 @@ struct BlockMaskView {
 
 struct DropoutOptions {
   double p = 0;                                               // a multiple of 1 / 256
-  uint64_t seed = 0, offset = 0;                              // on the CPU already read through their pointers
-  const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // where it is not, and they are given
+  uint64_t seed = 0, offset = 0;                              // on the CPU read from seed_ptr and offset_ptr
+  const uint64_t *seed_ptr = nullptr, *offset_ptr = nullptr;  // on GPUs, if the caller passes pointers
 
   explicit operator bool() const { return p > 0; }
 };
@@ -158,7 +159,7 @@ struct Problem {
 
   double softmax_scale = 1;     // resolved: 1/sqrt(head_dim) when the caller gave 0
   double softcap = 0;           // 0: off
-  bool bottom_right = true;     // else explicit: diagonal_offset and diagonal_offsets
+  bool bottom_right = true;     // false: diagonal_offset and diagonal_offsets
   int64_t diagonal_offset = 0;  // within +-2^33
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;  // causal is already window_right = 0
   DropoutOptions dropout;
@@ -182,36 +183,37 @@ struct Problem {
 };
 
 // Larger diagonal offsets have the same effect, because no sequence is longer. With window bounds and lengths up to
-// 2^28 (the limits of GPUs) sums stay in int.
+// 2^28 (the limits of GPUs) sums fit in int.
 inline constexpr int64_t kFarDiagonal = int64_t{1} << 29;
 
 constexpr int64_t clamp_diagonal(int64_t offset) {
   return offset < -kFarDiagonal ? -kFarDiagonal : offset > kFarDiagonal ? kFarDiagonal : offset;
 }
 
-// The struct of a caller of this or any other version, in this one's form: what an older version lacks is zero. Refuses
-// a size that no version has, and what this version does not know where it is not zero.
+// Converts the struct of a caller of any version to this version's form: members that an older version lacks are zero.
+// Refuses a size that no version has, and nonzero members that this version does not know.
 Status read_args(const tandem_attention_args* from, tandem_attention_args* args);
 
-// Checks everything the host can see and fills *problem; never writes through a tensor. with_data: the data pointers
-// will be used, so the pointers, output overlaps and CPU index values are checked too. pass is a reference because a C
-// caller may store any integer in it, and C++ may only read its bytes.
+// Checks all rules that the host can check and fills *problem; never writes through a tensor. with_data: pointers,
+// output overlaps and CPU index values are checked too. pass is a reference because a C caller may store any integer in
+// it, and C++ may only read its bytes.
 Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem);
 
-// Holds the values of index tensors, which are in host memory, to their rules.
+// Checks the values of index tensors, which are in host memory.
 Status check_values(const Problem& problem);
 
-// One sequence of the batch. Its row i of q is q.at(batch_index, q_begin + i, head); keys are addressed the same way.
+// One sequence of the batch. Row i of the sequence's q is q.at(batch_index, q_begin + i, head); keys are addressed the
+// same way.
 struct Sequence {
-  int64_t batch_index = 0;           // index for View::at (strides are 0 when packed) and for bias
+  int64_t batch_index = 0;           // index for View::at (strides are 0 if packed) and for bias
   int64_t q_begin = 0, k_begin = 0;  // first row in a packed tensor; 0 when dense
-  int64_t q_len = 0, k_len = 0;      // the used lengths: what takes part
+  int64_t q_len = 0, k_len = 0;      // used lengths
   int64_t q_rows = 0, k_rows = 0;    // rows in the tensors; outputs beyond the used rows are 0
   int64_t diagonal = 0;              // the offset of tandem.h
 };
 
-// Reads cu_seqlens and seqused from host memory: for the CPU engine and the reference only.
+// Reads cu_seqlens and seqused from host memory. Only the CPU engine and the reference call it.
 Sequence sequence_of(const Problem& problem, int64_t b);
 
 struct KeySpan {
@@ -222,7 +224,7 @@ struct KeySpan {
 inline KeySpan visible_keys(const Problem& p, const Sequence& s, int64_t i) {
   const int64_t at = i + s.diagonal;
   int64_t begin = 0, end = s.k_len;
-  // |at| < 2^32 and bounds are clamped to +-2^61 by make_problem, so nothing overflows.
+  // |at| < 2^32, and make_problem() clamps bounds to +-2^61, so that no sum overflows.
   if (p.window_left != TANDEM_UNBOUNDED && at - p.window_left > begin) begin = at - p.window_left;
   if (p.window_right != TANDEM_UNBOUNDED && at + p.window_right + 1 < end) end = at + p.window_right + 1;
   if (begin > s.k_len) begin = s.k_len;

@@ -1,4 +1,4 @@
-// Refusals of several engines: one sentence each, with the engine's place as a parameter.
+// Refusals of several engines, one sentence each, with the engine's place as a parameter.
 #pragma once
 
 #include <string_view>

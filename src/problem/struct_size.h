@@ -1,4 +1,4 @@
-// Structs of the C interface begin with their size in the version that the caller was compiled with.
+// Structs of the C interface begin with their size in the version of the header that the caller was compiled with.
 #pragma once
 
 #include <algorithm>

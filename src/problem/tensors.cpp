@@ -15,7 +15,7 @@ constexpr int position_of(Field field) {
   return i;
 }
 
-// (head), or (batch, head).
+// The view of a tensor (head) or (batch, head).
 HeadView head_view_of(const Operand& o) {
   return {.data = o.data,
           .dtype = o.dtype,
@@ -31,7 +31,7 @@ BiasView bias_view_of(const Operand& o) {
   return view;
 }
 
-// A result of a computation in t: wide enough for the digits that 16-bit types lose.
+// The types of a result that is computed in t: t, or float32 with the digits that 16-bit types lose.
 DTypes or_f32(DType t) { return only(t) | (t == DType::f64 ? 0 : only(DType::f32)); }
 
 Status check_head_dim(const char* tensor, int64_t size) {
@@ -239,7 +239,7 @@ Status ProblemBuilder::read_gradients() {
 Status ProblemBuilder::read_bias() {
   if (!given(&Args::bias)) {
     if (!backward() || !given(&Args::dbias)) return {};
-    return Status::invalid("dbias must be NULL without bias: there is nothing it would be the gradient of");
+    return Status::invalid("dbias must be NULL without bias: dbias is the gradient of bias");
   }
   if (packed()) {
     return Status::invalid(
@@ -280,7 +280,7 @@ Status ProblemBuilder::read_per_head() {
   }
   if (backward() && given(&Args::dsink)) {
     if (!given(&Args::sink)) {
-      return Status::invalid("dsink must be NULL without sink: there is nothing it would be the gradient of");
+      return Status::invalid("dsink must be NULL without sink: dsink is the gradient of sink");
     }
     TANDEM_TRY(read_like(&Args::dsink, &Args::sink, p_.sink.dtype, false));
     p_.dsink = head_view_of(operand(&Args::dsink));
@@ -304,8 +304,8 @@ Status ProblemBuilder::read_used_lengths() {
   return {};
 }
 
-// In a packed call the longest sequence, as the caller gave it, tightens the bound that the total is. The values of
-// cu_seqlens do not, so that a call and its workspace_size see the same Problem.
+// Reads the longest sequence of a packed call, which the caller passes; otherwise the total bounds it. The values of
+// cu_seqlens do not bound it, so that a call and its workspace_size see the same Problem.
 Status ProblemBuilder::read_longest() {
   const struct {
     const char* name;
@@ -324,7 +324,7 @@ Status ProblemBuilder::read_longest() {
     }
     if (side.packed && side.given == 0 && !on_cpu()) {
       return Status::invalid(str_cat(side.name, " (0) must be given for packed tensors on a device: ",
-                                     "the host does not read cu_seqlens there; pass the longest sequence"));
+                                     "the host does not read cu_seqlens on a GPU; pass the longest sequence"));
     }
     if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
   }

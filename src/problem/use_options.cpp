@@ -44,7 +44,7 @@ void use_softcap(Problem* p) {
   p->taken.softcap = true;
 }
 
-// A mask that shows less than a window is evaluated within the window, if no lists leave blocks out.
+// Evaluates a mask within a window if the mask hides all keys outside it. Not if lists omit blocks.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
   const score_mod::VisibleBand band =
@@ -53,7 +53,7 @@ void use_window(Problem* p) {
   const bool bounded = band.left != TANDEM_UNBOUNDED || band.right != TANDEM_UNBOUNDED;
   if (bounded ? !measure_from(band.diagonal, p) : !band.whole) return;
   const int64_t left = std::min(p->window_left, band.left), right = std::min(p->window_right, band.right);
-  if (left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && left + right < 0) return;  // no window shows nothing
+  if (left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && left + right < 0) return;  // such a window shows no key
   p->window_left = left;
   p->window_right = right;
   p->taken.window = true;
@@ -62,8 +62,8 @@ void use_window(Problem* p) {
   p->block_mask = {};
 }
 
-// Without the absolute value the text is ALiBi where no key lies on the diagonal's other side. A forward of lists has
-// larger tiles with a text than with ALiBi.
+// Without the absolute value the text equals ALiBi if no key lies after the diagonal. A forward with lists has larger
+// tiles with a text than with ALiBi.
 void use_alibi(Problem* p) {
   if (p->pass == TANDEM_FORWARD && p->block_mask) return;
   if (!p->score_mod || p->score_mod->cells > 0 || p->bias || p->alibi_slopes) return;
@@ -97,7 +97,7 @@ std::string used_options(const Problem& p) {
   std::string text = p.taken.softcap ? "score_mod is softcap" : p.taken.alibi ? "score_mod is ALiBi" : "";
   if (!p.taken.window) return text;
   return str_cat(text, text.empty() ? "" : ", ",
-                 p.mask_mod ? "mask_mod shows part of a window" : "mask_mod is a window");
+                 p.mask_mod ? "mask_mod hides keys within the window" : "mask_mod is a window");
 }
 
 }  // namespace tandem

@@ -1,4 +1,4 @@
-// Modifications that options serve for less.
+// Replaces modifications by options of lower cost.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace tandem {
 
-// Replaces expressions by equal options (score_mod/options.h): a softcap, a window, ALiBi. It does so if the call does
-// not use these options and needs no gradient of the expression. Engines call it; the reference evaluates expressions
-// as written.
+// Replaces expressions by equal options (score_mod/options.h): a softcap, a window, ALiBi. The call must not use these
+// options, and must need no gradient of the expression. Engines call it; the reference evaluates expressions as
+// written.
 void use_options(Problem* problem);
 
-// The replacements: "score_mod is ALiBi, mask_mod is a window"; empty without any.
+// Describes the replacements, such as "score_mod is ALiBi, mask_mod is a window". Empty without replacements.
 std::string used_options(const Problem& problem);
 
 }  // namespace tandem

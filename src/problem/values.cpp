@@ -1,4 +1,4 @@
-// The rules that need the data: values of index tensors on the CPU, and memory that tensors share.
+// The rules that need the data: values of index tensors on the CPU, and overlaps of tensors in memory.
 #include "base/text.h"
 #include "problem/builder.h"
 
@@ -65,7 +65,7 @@ Status check_used_lengths(const Problem& p) {
   return {};
 }
 
-// Entries beyond the used keys may be anything.
+// Entries beyond the used keys may have any value.
 Status check_pages(const Problem& p) {
   const PageTable& table = p.page_table;
   if (!table) return {};

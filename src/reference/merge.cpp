@@ -9,7 +9,7 @@
 
 //   lse = log(sum_n exp(lse_n)),   out = sum_n exp(lse_n - lse) out_n
 //
-// A part whose lse is -inf is skipped: nothing that its out holds can reach the result.
+// A part whose lse is -inf is skipped, so that its out cannot affect the result.
 
 namespace tandem::reference {
 namespace {

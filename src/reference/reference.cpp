@@ -21,7 +21,7 @@
 //    out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
 //    delta   = dout_i . out
-//    ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          what score_mod reads: += ds_j * its derivative
+//    ds_j    = p_j (z_j dout_i . v_j - delta + dlse)          score_mod's tensors: += ds_j * its derivative
 //    dsink  += exp(sink - lse) (dlse - delta)
 //    dr_j    = ds_j * score_mod's derivative     (or ds_j)    dbias_ij += dr_j
 //    dt_j    = dr_j (1 - tanh^2(t_j / softcap))  (or dr_j)
@@ -29,8 +29,8 @@
 //    dk_j   += softmax_scale * dt_j q_i
 //    dv_j   += z_j p_j dout_i
 //
-// A key that the row does not see, or whose score is -inf, is skipped, never multiplied by zero. Nothing of such a key
-// can reach a result. A derivative is also never multiplied by a ds_j of 0.
+// A key that the row does not see, or whose score is -inf, is skipped instead of multiplied by zero. The pair therefore
+// cannot affect a result. A derivative is also never multiplied by a ds_j of 0.
 
 namespace tandem::reference {
 namespace {
@@ -72,7 +72,7 @@ void put_row(const Problem& p, const View& view, std::byte* to, int64_t n, const
   for (int64_t c = 0; c < n; ++c) put(p, view.dtype, to + c * size_of(view.dtype), from[c]);
 }
 
-// The index pair of key j of a sequence for View::at. Packed or dense it is (sequence, row), else (page, row).
+// The index pair of key j of a sequence for View::at: (sequence, row) if packed or dense, else (page, row).
 struct KeyPlace {
   int64_t first, row;
 };
@@ -83,7 +83,7 @@ KeyPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
-// The value of a score_mod or mask_mod for one entry; no value without one.
+// The value of a score_mod or mask_mod for one entry. Without one it has no value.
 class ModOfEntry {
  public:
   ModOfEntry(const ModView& view, std::span<const score_mod::NodeId> outputs) : view_(view) {
@@ -122,13 +122,13 @@ class Mods {
     score_.run(r, at);
     return score_.real(p_.score_mod->program->mod.result);
   }
-  // ds through the modification.
+  // Multiplies ds by the modification's derivative.
   double back(double ds, double r, const score_mod::Position& at) {
     if (!p_.score_mod || ds == 0) return ds;
     slope_.run(r, at);
     return ds * slope_.real(p_.score_mod->program->gradient.score);
   }
-  // Adds ds times the derivatives with respect to what the text reads to the table of captured gradients.
+  // Adds ds times the derivatives with respect to captured values to the table of captured gradients.
   void capture(double ds, double r, const score_mod::Position& at, double* table) {
     if (ds == 0) return;
     captured_.run(r, at);
@@ -157,7 +157,7 @@ struct Head {
   Sequence s;
   int64_t head;
   Matrix q, k, v, dout;
-  mutable Mods mod;  // evaluated in place
+  mutable Mods mod;  // evaluates in place
 
   Head(const Problem& problem, int64_t b, int64_t query_head, bool backward)
       : p(problem),
@@ -196,8 +196,8 @@ struct Head {
 // One key that a row sees.
 struct ScoreEntry {
   int64_t j;
-  double capped;  // tanh(t / softcap) when there is a softcap
-  double r;       // as score_mod reads it
+  double capped;  // tanh(t / softcap) with a softcap
+  double r;       // the input of score_mod
   double s;
   double p;
   double z;
@@ -289,8 +289,8 @@ void forward_head(const Problem& p, int64_t b, int64_t head) {
   }
 }
 
-// dq of the query heads that share a key head, and this sequence's part of dsink. Adds to dk and dv, which have one row
-// per key of the sequence, or per row of all pages.
+// Computes dq of the query heads that share a key head, and this sequence's part of dsink. Adds to dk and dv, which
+// have one row per key of the sequence, or per row of all pages.
 void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix& dk, Matrix& dv, double* dsink) {
   const int64_t b = s.batch_index;
   std::vector<double> dq(static_cast<size_t>(p.head_dim));
@@ -325,7 +325,7 @@ void store_keys(const Problem& p, const KeyPlace& begin, int64_t rows, int64_t h
   }
 }
 
-// Pages may be shared, so their sequences are added up in order.
+// Sequences are added in order, because they may share pages.
 void backward_pages(const Problem& p, int64_t head_k, Matrix& dsink) {
   const PageTable& t = p.page_table;
   Matrix dk(t.pages * t.page_size, p.head_dim), dv(t.pages * t.page_size, p.head_dim_v);
@@ -335,7 +335,7 @@ void backward_pages(const Problem& p, int64_t head_k, Matrix& dsink) {
   }
 }
 
-// One (batch, head) plane of dbias: the sum of ds over all that read that plane of bias.
+// One (batch, head) plane of dbias: the sum of ds over all entries that read that plane of bias.
 void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
   const int64_t* shape = p.dbias.shape;
   Matrix sum(shape[2], shape[3]);

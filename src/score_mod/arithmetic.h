@@ -15,7 +15,7 @@ struct Value {
   int32_t integer = 0;
 };
 
-// The value of op, whose operands have this type. For select it is the type of the branches. For to_real, to_int and
+// Computes op, whose operands have this type. For select it is the type of the branches. For to_real, to_int and
 // comparisons it is the type of the argument. Real is float or double.
 template <class Real>
 Value<Real> apply(Op op, Type type, const Value<Real>* operands);
@@ -30,7 +30,7 @@ inline uint32_t bits_of(int32_t a) { return static_cast<uint32_t>(a); }
 
 inline int32_t floor_divide(int32_t a, int32_t b) {
   if (b == 0) return 0;
-  if (b == -1) return wrap(0 - bits_of(a));  // the quotient of INT_MIN does not fit
+  if (b == -1) return wrap(0 - bits_of(a));  // -INT_MIN does not fit in int
   const int32_t quotient = a / b;
   return quotient - (a % b != 0 && (a < 0) != (b < 0));
 }

@@ -101,8 +101,8 @@ class Differentiation {
     }
   }
 
-  // less: a is not the extreme, so it gets no gradient. less_b: the same for b. If one operand is NaN, both get the
-  // gradient.
+  // less: true if a is not the extreme, so that a gets no gradient. less_b: the same for b. If one operand is NaN, both
+  // get the gradient.
   void give_extreme(NodeId a, NodeId b, const Adjoint& out, NodeId less, NodeId less_b) {
     const NodeId half = make(Op::multiply, out.value, graph_.real(0.5));
     const NodeId value = make(Op::select, make(Op::equal, a, b), half, out.value);
@@ -110,7 +110,7 @@ class Differentiation {
     contribute(b, {make(Op::bit_and, out.guard, make(Op::flip, less_b)), value});
   }
 
-  // v times the derivative of an operation with one float operand. kNoNode: the derivative is 0.
+  // Returns v times the derivative of an operation with one float operand. kNoNode: the derivative is 0.
   NodeId one_operand(const Node& node, NodeId id, NodeId v) {
     const NodeId a = node.operands[0];
     const NodeId ln2 = graph_.real(std::numbers::ln2);

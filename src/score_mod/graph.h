@@ -1,4 +1,4 @@
-// An expression as a graph. Each node is an operation on earlier nodes. No two nodes are equal, so repeated
+// An expression as a graph. Each node is an operation on earlier nodes. No two nodes are equal, so that repeated
 // subexpressions are computed once.
 #pragma once
 
@@ -39,8 +39,8 @@ class Graph {
   NodeId scalar(int index, Type type);
   NodeId gather(int tensor, Type type, std::span<const NodeId> indices);
 
-  // Operands must have the types that the operation takes. The result may be an older node that is equal for all values
-  // of the operands (simplify.h).
+  // Operands must have the types that the operation accepts. The result may be an older node that is equal for all
+  // values of the operands (simplify.h).
   NodeId make(Op op, NodeId a, NodeId b = kNoNode, NodeId c = kNoNode);
   NodeId convert(NodeId a, Type type);  // to_real, to_int, or a != 0
 
@@ -52,7 +52,7 @@ class Graph {
   }
   bool is_constant(NodeId id) const { return (*this)[id].op == Op::constant; }
 
-  // The nodes that the outputs need, each after its operands. The operands of known nodes are not needed.
+  // The nodes that the outputs need, each after its operands. Operands of known nodes are omitted.
   std::vector<NodeId> needed_by(std::span<const NodeId> outputs, std::span<const NodeId> known = {}) const;
 
  private:

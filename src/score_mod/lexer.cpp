@@ -116,7 +116,7 @@ Token Lexer::scan_number() {
   return token;
 }
 
-// Up to 32 bits, reinterpreted: 0xffffffff is -1.
+// Scans up to 32 bits, reinterpreted as int: 0xffffffff is -1.
 Token Lexer::scan_hexadecimal() {
   const size_t begin = at_;
   for (at_ += 2; is_name_part(at(at_));) ++at_;

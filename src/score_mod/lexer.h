@@ -35,7 +35,7 @@ class Lexer {
 
   // Throws a Refusal: "column 14: <message>", or "line 2, column 3: ..." if the expression has several lines.
   [[noreturn]] void refuse(size_t at, const std::string& sentence) const;
-  [[noreturn]] void unexpected(const std::string& wanted) const;  // names the next token instead
+  [[noreturn]] void unexpected(const std::string& wanted) const;  // names the token that it found instead
 
  private:
   Token scan();

@@ -17,16 +17,16 @@ inline constexpr int kInputs = 7;
 const char* name_of(Input input);
 constexpr Type type_of(Input input) { return input == Input::score ? Type::real : Type::integer; }
 
-// All operands of an operation have one type. Exceptions are select's condition, clamp's and gather's operands, as
-// noted below.
+// All operands of an operation have one type, except select's condition, and clamp's and gather's operands, as noted
+// below.
 enum class Op : uint8_t {
-  // Leaves: value; index is an Input; index is the index of a scalar.
+  // Leaves. constant: value. input: index is an Input. scalar: index is the index of a scalar.
   constant,
   input,
   scalar,
   // Reads a tensor (index) at one int operand per dimension. Each operand is clamped to its dimension.
   gather,
-  // One operand.
+  // Operations with one operand.
   negate,
   abs,
   sign,  // -1, 0 or 1; 0 for NaN
@@ -49,7 +49,7 @@ enum class Op : uint8_t {
   sqrt,
   to_real,  // takes an int or a bool
   to_int,   // float: towards 0, clamped to int, NaN is 0; or a bool
-  // Two operands.
+  // Operations with two operands.
   add,
   subtract,
   multiply,
@@ -58,23 +58,23 @@ enum class Op : uint8_t {
   modulo,  // has the sign of the divisor
   min,     // NaN if either is
   max,
-  bit_and,  // ints or bools, like the next two
+  bit_and,  // ints or bools; the next two also
   bit_or,
   bit_xor,
   shift_left,
   shift_right,
-  less,  // returns a bool, like the next three
+  less,  // returns a bool; the next three also
   less_equal,
   equal,
   not_equal,
-  // Three operands.
+  // Operations with three operands.
   select,  // condition, value if true, value if false
   clamp,   // floats only: x, minimum, maximum
 };
 inline constexpr int kOps = static_cast<int>(Op::clamp) + 1;
 
 const char* name_of(Op op);
-int operands_of(Op op);  // 0 for gather, whose tensor decides
+int operands_of(Op op);  // 0 for gather: the rank of its tensor
 
 inline constexpr int kMaxRank = 4;  // dimensions of a tensor
 

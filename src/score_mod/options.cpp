@@ -6,7 +6,7 @@
 namespace tandem::score_mod {
 namespace {
 
-// The value that all scores share at a node; 0 if it is not known here.
+// The value that all scores share at a node; 0 if it is not known before the call.
 double value_of(const Mod& mod, NodeId id, const Values& values) {
   const Node& node = mod.graph[id];
   if (node.op == Op::to_real) return value_of(mod, node.operands[0], values);
@@ -26,7 +26,7 @@ struct Sum {
   }
 };
 
-// sign times a distance, plus a constant.
+// A distance times a sign, plus a constant.
 struct Distance {
   bool bottom_right = false;
   int64_t sign = 1, constant = 0;
@@ -42,7 +42,7 @@ class Reader {
 
   const Node& at(NodeId id) const { return mod_.graph[id]; }
 
-  // Expressions wrap around if a sum overflows an int. Such sums are not recognised.
+  // Returns a sum only if it cannot overflow, because expressions wrap around if a sum overflows an int.
   std::optional<Sum> sum(NodeId id) {
     const std::optional<Sum> found = may_read() ? sum_of(at(id)) : std::nullopt;
     if (!found) return {};

@@ -10,8 +10,8 @@
 
 namespace tandem::score_mod {
 
-// The origin of distances. The distance of a query from a key is q - k + offset. It is seqlen_k - seqlen_q more if the
-// diagonal ends at the last query and key.
+// The origin of distances. The distance of a query from a key is q - k + offset. If the diagonal ends at the last query
+// and key, the distance also includes seqlen_k - seqlen_q.
 struct Diagonal {
   bool bottom_right = false;
   int64_t offset = 0;
@@ -41,8 +41,8 @@ struct Lengths {
   bool exact = false;                  // every sequence has these lengths
 };
 
-// The c of a score_mod c * tanh(score / c), where c is a constant or a float or int scalar of the call. 0 for any other
-// score_mod.
+// Returns the c of a score_mod c * tanh(score / c), where c is a constant or a float or int scalar of the call. Returns
+// 0 for any other score_mod.
 double softcap_of(const Mod& mod, const Values& values);
 
 VisibleBand band_of(const Mod& mod, const Values& values, const Lengths& lengths);

@@ -118,7 +118,7 @@ class Parser {
     locals_.insert_or_assign(name.text, value.id);
   }
 
-  // a if condition else b
+  // Parses: a if condition else b.
   Term expression() {
     const Depth depth(*this);
     const Term a = disjunction();
@@ -157,7 +157,7 @@ class Parser {
     return made(typing_.negation(mark, inversion()));
   }
 
-  // 0 <= a < n: each adjacent pair is compared, as in Python.
+  // Parses 0 <= a < n: each adjacent pair is compared, as in Python.
   Term comparison() {
     Term left = binary(kBitOr), all;
     while (const Comparison* comparison = find(kComparisons, lexer_.peek())) {
@@ -260,7 +260,7 @@ class Parser {
     return typing_.call(name, arguments).id;
   }
 
-  // t[i, j] or t[i][j]
+  // Parses t[i, j] or t[i][j].
   NodeId gather(const Token& name, const Name& tensor, int number) {
     std::vector<Term> indices;
     while (lexer_.accept("[")) {
@@ -284,7 +284,7 @@ class Parser {
     return mod_.graph.gather(number, tensor.type, {at, rank});
   }
 
-  // Expressions up to a closing mark, which is consumed too. A trailing comma is allowed, as in Python.
+  // Parses expressions up to a closing mark, which is consumed too. A trailing comma is allowed, as in Python.
   std::vector<Term> list(std::string_view closing) {
     std::vector<Term> terms;
     while (!lexer_.peek().is(closing)) {

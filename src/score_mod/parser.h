@@ -11,8 +11,8 @@
 
 namespace tandem::score_mod {
 
-// A name that an expression may use in addition to score, batch, head, ...: a scalar, whose value comes with each call,
-// or a tensor. A tensor of rank 0 has one value and is used without [].
+// A name that an expression may use in addition to score, batch, head, ...: a scalar, whose value each call passes, or
+// a tensor. A tensor of rank 0 has one value and is used without [].
 struct Name {
   std::string name;
   Type type = Type::real;

@@ -65,13 +65,13 @@ std::vector<bool> following(const Graph& graph, const Follows& follows) {
   }
   return all;
 }
-// Inputs that may differ between the scores of a row, and between the rows of a head.
+// True for inputs that may differ between the scores of a row (of_score), or between the rows of a head (q).
 bool of_score(Input input) { return input == Input::score || input == Input::k; }
 bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
 bool of_score_or_row(Input input) { return input == Input::score || input == Input::q; }
 bool of_key(Input input) { return input == Input::k; }
 
-// Loads and operations of more than two instructions.
+// True for loads and operations of more than two instructions.
 bool is_costly(Op op) {
   return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
          op == Op::modulo;
@@ -87,7 +87,7 @@ std::vector<NodeId> all_of(const Held& held) {
   return all;
 }
 
-// The costly nodes that do not vary, and that the result or a varying node needs.
+// Returns the costly nodes that do not vary, and that the result or a varying node needs.
 std::vector<NodeId> held_where(const Mod& mod, NodeId result, const std::vector<bool>& varies,
                                const std::vector<bool>& excluded, size_t most) {
   std::vector<bool> costs(static_cast<size_t>(mod.graph.size()));
@@ -121,7 +121,7 @@ std::string function_of(const char* prefix, const Mod& mod, const Node& node) {
   return str_cat(prefix, score_mod::name_of(node.op), "(");
 }
 
-// The operands after the name of a function. A leaf that is not a call has none.
+// Prints the operands after the name of a function. A leaf that is not a call has none.
 std::string operands_of_call(const Node& node, bool is_leaf) {
   std::string text;
   const int count = node.operand_count();

@@ -13,7 +13,7 @@
 namespace tandem::score_mod {
 namespace {
 
-// Registers of a thread for each of its rows, and words of shared memory for each row and key of an iteration.
+// Limits: registers of a thread for each of its rows, and words of shared memory for each row and key of an iteration.
 constexpr size_t kMaxHeldOfScores = 4, kMaxHeldOfMasks = 2;
 
 constexpr size_t kMaxKept = 256;  // expressions; beyond that, some are parsed again
@@ -23,7 +23,7 @@ Gradient gradient_of(Mod& mod) {
   return differentiate(mod.graph, mod.result);
 }
 
-// Expressions and names have no zero bytes, because those are refused.
+// Expressions and names have no zero bytes, because the parser refuses them.
 std::string key_of(std::string_view text, const Signature& signature) {
   std::string key(text);
   const auto add = [&key](char kind, const std::vector<Name>& names) {
@@ -57,13 +57,13 @@ class Kept {
   std::unordered_map<std::string, std::shared_ptr<const Program>> programs_;
 };
 
-// Never destroyed, because threads of the process may call until its end.
+// Never destroyed, because other threads may call until the process ends.
 Kept& kept() {
   static Kept& all = *new Kept;
   return all;
 }
 
-// Bits for each node of a graph: the parts of a score and its position that the node depends on.
+// Bits of a graph's node: the score and the parts of its position that the node depends on.
 enum Follows : uint8_t { kQuery = 1, kKey = 2, kDistance = 4, kScore = 8 };
 
 std::vector<uint8_t> follows(const Graph& graph) {
@@ -128,7 +128,7 @@ std::string print_adds(const std::vector<Capture>& captures, const char* member)
   return text;
 }
 
-// The captures of one line.
+// Prints the captures of one line.
 std::string captures_along(const Mod& mod, std::vector<Capture> captures, Line line) {
   std::erase_if(captures, [line](const Capture& capture) { return capture.line != line; });
   return print_values(mod, outputs_of(captures)) + print_adds(captures, "");
@@ -155,7 +155,7 @@ bool captured_per_tile(const Graph& graph, const std::vector<Capture>& captures)
          });
 }
 
-// True if each derivative is the score or a finite constant, and so is finite for every finite score.
+// True if each derivative is the score or a finite constant, and therefore finite for every finite score.
 bool captured_per_score(const Graph& graph, const std::vector<Capture>& captures) {
   constexpr size_t kMax = 2;  // sums that fit in a thread's registers
   return !captures.empty() && captures.size() <= kMax &&
@@ -167,7 +167,7 @@ bool captured_per_score(const Graph& graph, const std::vector<Capture>& captures
          });
 }
 
-// The ranges of a tile's indices. Each must be a single number.
+// Prints the ranges of a tile's indices. Each must be a single number.
 std::string tile_function_of(const Mod& mod, const std::vector<Capture>& captures) {
   if (!captured_per_tile(mod.graph, captures)) return "";
   std::string points;
@@ -178,7 +178,7 @@ std::string tile_function_of(const Mod& mod, const std::vector<Capture>& capture
       print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"), "  return true;\n}\n");
 }
 
-// Needed even if the expression reads none of the tensors with gradients, which are then zeros.
+// Printed even if the expression reads none of the tensors with gradients. The gradients of the tensors are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
   std::string counts, bodies;
   for (const auto& [line, name] : {std::pair{Line::row, "row"}, std::pair{Line::column, "column"},
@@ -196,7 +196,7 @@ std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& cap
                  bodies, "}\n");
 }
 
-// Elements that a mask reads for a key with any query, or for a query with any key.
+// Prints the elements that a mask reads for a key with any query, or for a query with any key.
 std::string touches_of(const Mod& mod, Follows what) {
   const std::vector<uint8_t> positions = follows(mod.graph);
   std::vector<NodeId> indices;
@@ -213,7 +213,7 @@ std::string touches_of(const Mod& mod, Follows what) {
 constexpr const char* kTemplate = "template <auto T>\n";
 constexpr const char* kPlace = "const ModPlace& at, const ModNames& names) {\n";
 
-// A struct of the values that a row or a key holds, and the function that computes one.
+// Prints a struct of the values that a row or a key holds, and the function that computes them.
 std::string holder_of(const Mod& mod, const char* name, const char* maker, const std::vector<NodeId>& held) {
   std::string members, values;
   for (const NodeId id : held) {
@@ -224,7 +224,7 @@ std::string holder_of(const Mod& mod, const char* name, const char* maker, const
                  "(", kPlace, print_values(mod, held), "  return {", values, "};\n}\n");
 }
 
-// The new score and its derivative, from the values of a row and the remaining operations.
+// Prints the new score and its derivative, from the values of a row and the remaining operations.
 std::string score_functions_of(const Mod& mod, NodeId slope) {
   const Held held{.rows = held_by_rows(mod, mod.result, kMaxHeldOfScores), .keys = {}};
   const std::vector<uint8_t> positions = follows(mod.graph);

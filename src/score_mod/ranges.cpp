@@ -61,7 +61,7 @@ IntRange range_of_comparison(Op op, Range a, Range b) {
 RangeEvaluator::RangeEvaluator(const Graph& graph, std::span<const NodeId> outputs, const Values& values)
     : graph_(graph), values_(values), order_(graph.needed_by(outputs)), results_(static_cast<size_t>(graph.size())) {}
 
-// The range of all elements that the indices may select, if there are few.
+// Returns the range of all elements that the indices may select, if they are few.
 RangeEvaluator::NodeRange RangeEvaluator::gather(const Node& node) const {
   const TensorView& tensor = values_.tensors[static_cast<size_t>(node.index)];
   const NodeRange any = {node.type == Type::boolean ? kAnyBool : kAnyInt, kAnyFloat};

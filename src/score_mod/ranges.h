@@ -1,5 +1,5 @@
-// The value of a mask_mod for all queries and keys of a block, by interval arithmetic (kernels/config/mod_range.h):
-// true, false, or unknown.
+// Evaluates a mask_mod for all queries and keys of a block by interval arithmetic (kernels/config/mod_range.h): true,
+// false, or unknown.
 #pragma once
 
 #include <span>
@@ -16,12 +16,12 @@ using PositionRange = PositionOf<IntRange>;
 
 class RangeEvaluator {
  public:
-  // Both must outlive the evaluator. values have been checked.
+  // Both arguments must outlive the evaluator. The caller has checked values.
   RangeEvaluator(const Graph& graph, std::span<const NodeId> outputs, const Values& values);
 
   void run(const PositionRange& position);
 
-  // The range of an output in the last run, for an output of type int or bool, and for a float.
+  // The range of an output in the last run: integers() for an output of type int or bool, reals() for a float.
   IntRange integers(NodeId output) const { return results_[static_cast<size_t>(output)].integer; }
   FloatRange reals(NodeId output) const { return results_[static_cast<size_t>(output)].real; }
 

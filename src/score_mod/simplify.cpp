@@ -22,7 +22,7 @@ bool is_commutative(Op op) {
   }
 }
 
-// Functions without correct rounding. Each device computes them in a different way.
+// True for functions without correct rounding, because each device computes them in a different way.
 bool is_approximated(Op op) { return op >= Op::exp && op <= Op::sigmoid; }
 
 template <class Real>
@@ -35,7 +35,7 @@ bool same_float(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (std::isnan(a) && std::isnan(b));
 }
 
-// n of 2^n; -1 for other numbers and for 1.
+// Returns n if x is 2^n, or -1 for other numbers and for 1.
 int log2_of(int32_t x) { return x > 1 && std::has_single_bit(bits_of(x)) ? std::countr_zero(bits_of(x)) : -1; }
 
 }  // namespace
@@ -72,7 +72,7 @@ NodeId Simplifier::fold(const Node& node) {
   return same_float(static_cast<float>(exact.real), rounded.real) ? graph_.real(exact.real) : kNoNode;
 }
 
-// Puts constants second, and else the older operand first.
+// Puts constants second. Otherwise puts the older operand first.
 void Simplifier::order_operands(Node& node) const {
   if (!is_commutative(node.op)) return;
   auto& [a, b, c, d] = node.operands;
@@ -112,7 +112,7 @@ NodeId Simplifier::two_operands(const Node& node) {
       case Type::boolean: return boolean_by_constant(node, constant != 0);
     }
   }
-  // x & (x & y): a mask joined with another mask that includes it.
+  // Simplifies x & (x & y): a mask joined with another mask that includes it.
   if (node.op == Op::bit_and || node.op == Op::bit_or) {
     if (joins(b, node.op, a)) return b;
     if (joins(a, node.op, b)) return a;
@@ -158,7 +158,7 @@ NodeId Simplifier::real_by_constant(const Node& node, double constant) {
       if (constant == 1) return a;
       int exponent;
       const bool power_of_two = std::fabs(std::frexp(constant, &exponent)) == 0.5;
-      const bool normal = exponent > -120 && exponent < 120;  // in float32, and so is its inverse
+      const bool normal = exponent > -120 && exponent < 120;  // normal in float32, and so is its inverse
       return power_of_two && normal ? graph_.make(Op::multiply, a, graph_.real(1 / constant)) : kNoNode;
     }
     default: return kNoNode;

@@ -10,8 +10,8 @@ class Simplifier {
  public:
   explicit Simplifier(Graph& graph) : graph_(graph) {}
 
-  // Returns an existing node of equal value, or kNoNode. In the latter case the operands of the node may have been put
-  // into canonical order.
+  // Returns an existing node of equal value, or kNoNode. The function may reorder the operands of the node in the
+  // latter case.
   NodeId simplify(Node& node);
 
  private:

@@ -1,5 +1,5 @@
-// A tensor that an expression names. It has a separate header, because loops compiled per instruction set must include
-// little.
+// A tensor that an expression names. The struct has a separate header, because loops compiled per instruction set must
+// include little.
 #pragma once
 
 #include <cstddef>

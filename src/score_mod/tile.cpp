@@ -8,7 +8,7 @@
 namespace tandem::score_mod {
 namespace {
 
-// The first registers are the caller's arrays.
+// The register of an input. The first registers are the caller's arrays.
 int register_of(Input input) {
   switch (input) {
     case Input::score: return 0;
@@ -19,7 +19,7 @@ int register_of(Input input) {
   }
 }
 
-// How often a step must be computed: once per sequence, per query, or per element.
+// The number of times that a step must be computed: once per sequence, per query, or per element.
 enum class Rate : uint8_t { sequence, query, element };
 
 Rate rate_of(Input input) {
@@ -93,7 +93,7 @@ TileProgram::TileProgram(const Graph& graph, std::vector<NodeId> outputs) {
       const auto operand = static_cast<size_t>(node.operands[static_cast<size_t>(n)]);
       const bool kept = rate[operand] != Rate::element || place[operand] < kTileInputs;
       if (last_use[operand] != static_cast<int>(i) || kept) continue;
-      last_use[operand] = -1;  // once, even if an operand appears twice
+      last_use[operand] = -1;  // released once, even if an operand appears twice
       unused.push_back(place[operand]);
     }
   }
@@ -137,7 +137,7 @@ void TileRun::begin(const Position& sequence) {
 
 void TileRun::run(const TileInputs& inputs) {
   count_ = inputs.count;
-  // Inputs are operands only, so they are read and never written.
+  // The cast is safe, because steps only read inputs.
   inputs_[0] = const_cast<float*>(inputs.score);
   inputs_[1] = const_cast<int32_t*>(inputs.head);
   inputs_[2] = const_cast<int32_t*>(inputs.q);

@@ -1,6 +1,6 @@
-// A graph as a list of loops over the elements of a tile, in float32 vectors and without a compiler. Values that depend
-// on no element (constants, scalars, batch, lengths) are computed once per sequence. Values that depend only on the
-// query are computed once for all tiles of the same queries.
+// A graph as a list of loops over the elements of a tile, in float32 vectors, without a compiler at run time. Values
+// that depend on no element (constants, scalars, batch, lengths) are computed once per sequence. Values that depend
+// only on the query are computed once for all tiles of the same queries.
 #pragma once
 
 #include <span>
@@ -15,7 +15,7 @@ namespace tandem::score_mod {
 
 class TileProgram {
  public:
-  // The graph is not used after construction.
+  // The program does not use the graph after construction.
   TileProgram(const Graph& graph, std::vector<NodeId> outputs);
 
   size_t floats() const { return static_cast<size_t>(registers_ - kTileInputs) * kTile; }  // memory of a run
@@ -26,7 +26,7 @@ class TileProgram {
   // Registers are arrays of kTile elements: memory of the run, or the caller's arrays of score, head, q and k.
   struct TileStep {
     Op op = Op::constant;
-    Type type = Type::real;  // leaf: of the result; else of the last operand
+    Type type = Type::real;  // leaf: type of the result; else of the last operand
     int16_t index = 0;
     int to = 0;
     int from[kMaxRank] = {0, 0, 0, 0};
@@ -45,17 +45,18 @@ struct TileInputs {
   int count = 0;  // at most kTile
   const float* score = nullptr;
   const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
-  bool same_queries = false;  // head and q begin as in the last run
+  bool same_queries = false;  // head and q begin like the last run's
 };
 
 // Runs a program with memory for one thread.
 class TileRun {
  public:
-  // All arguments must outlive the run. values have been checked. memory: program.floats() floats.
+  // All arguments must outlive the run. The caller has checked values. memory: program.floats() floats.
   TileRun(const TileProgram& program, const Values& values, float* memory, const TileLoops& loops = tile_loops());
   TileRun(TileProgram&&, const Values&, float*, const TileLoops& = tile_loops()) = delete;
 
-  // Call before the first tile of a sequence. Only the batch and the lengths of the position are used.
+  // Must be called before the first tile of a sequence. The function uses only the batch and the lengths of the
+  // position.
   void begin(const Position& sequence);
   void run(const TileInputs& inputs);
 

@@ -21,7 +21,7 @@ inline double exp2_of(double x) {
   x = x < -1000 ? -1000 : x;
   constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
   const double shifted = x + kRound;
-  const double r = (x - (shifted - kRound)) * kLn2;  // within +-0.35
+  const double r = (x - (shifted - kRound)) * kLn2;  // |r| <= 0.35
   double p = 1.0 / 362880;                           // e^r by its Taylor series
   p = p * r + 1.0 / 40320;
   p = p * r + 1.0 / 5040;
@@ -35,7 +35,7 @@ inline double exp2_of(double x) {
   return p * double_of((bits_of(shifted) + 1023) << 52);
 }
 
-// ln x for a positive normal number: x = 2^e m with m from sqrt(1/2) to sqrt(2).
+// Computes ln x for a positive normal number: x = 2^e m with m from sqrt(1/2) to sqrt(2).
 inline double log_of(double x) {
   constexpr u64 kSqrtHalf = 0x3FE6A09E667F3BCD;
   const u64 above = bits_of(x) - kSqrtHalf + (u64{1024} << 52);
@@ -70,10 +70,10 @@ inline float sigmoid_float(float x) { return static_cast<float>(1 / (1 + exp2_of
 inline float tanh_float(float x) {
   const double wide = x, size = __builtin_fabs(wide);
   const double large = 1 - 2 / (1 + exp2_of(size * (2 * kLog2e)));
-  const double small = size - size * size * size / 3;  // the other form would cancel
+  const double small = size - size * size * size / 3;  // the general form would cancel for small x
   return static_cast<float>(__builtin_copysign(size < 0.001 ? small : large, wide));
 }
-// One libm call per element, in float64. Its error vanishes in the rounding to float32.
+// One libm call per element, in float64. The call's error vanishes in the rounding to float32.
 inline float expm1_float(float x) { return static_cast<float>(__builtin_expm1(static_cast<double>(x))); }
 inline float log1p_float(float x) { return static_cast<float>(__builtin_log1p(static_cast<double>(x))); }
 inline float sin_float(float x) { return static_cast<float>(__builtin_sin(static_cast<double>(x))); }

@@ -24,7 +24,7 @@ struct TileLoops {
   Loop gathers[kElements];
 };
 
-// The loops for this machine.
+// Returns the loops for this machine.
 const TileLoops& tile_loops();
 
 }  // namespace tandem::score_mod

@@ -126,7 +126,7 @@ Term Typing::call(const Token& name, std::span<const Term> arguments) const {
   const Term& c = arguments[2];
   const Type all = std::max(common, type(c));
   if (all == Type::real) return make(name.at, Op::clamp, convert(a, all), convert(b, all), convert(c, all));
-  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // ints, which have no derivative
+  return make(name.at, Op::min, graph_.make(Op::max, a.id, b.id), c.id);  // ints have no derivative
 }
 
 }  // namespace tandem::score_mod

@@ -1,5 +1,5 @@
-// Types of operators and functions. Turns terms of an expression into nodes, with conversions from bool to int to float
-// if operands differ. An invalid term is refused with its place.
+// Types of operators and functions. Converts terms of an expression to nodes, with conversions from bool to int to
+// float if operands differ. An invalid term is refused with its place.
 #pragma once
 
 #include <span>

@@ -24,8 +24,8 @@ constexpr Type type_of(Element element) {
                                                               : Type::real;
 }
 
-// The offset of the element at these indices, each clamped to its dimension. An int64 beyond int's range is clamped to
-// int.
+// Returns the offset of the element at these indices, each clamped to its dimension. An int64 beyond int's range is
+// clamped to int.
 int64_t offset_of(const TensorView& tensor, std::span<const int32_t> indices);
 double read(const TensorView& tensor, int64_t offset);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks which calls are timed, with graphs of a stand-in for torch. Needs no torch and no GPU."""
+"""Checks which calls are timed, with graphs of a fake torch. Needs no torch and no GPU."""
 
 import contextlib
 import gc
@@ -52,7 +52,7 @@ class Tensor:
 class Timed(unittest.TestCase):
     def test_what_a_captured_call_reads_lives_as_long_as_the_graph(self):
         timed, tensors = {}, []
-        for name in ("with", "without"):  # the second of each name takes the first one's place
+        for name in ("with", "without"):  # the second graph replaces the first of its name
             out = Tensor()
             tensors.append(weakref.ref(out))
 

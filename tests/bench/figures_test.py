@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests the benchmark's cells and figures: the results of rounds, and the merging of parts."""
+"""Tests the benchmark's shapes and figures: the results of rounds, and the merging of parts."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ import gpu  # noqa: E402
 
 
 def result(**rounds):
-    """The result of a cell of 1e9 operations, with times in microseconds."""
+    """Returns the result of a shape of 1e9 operations, with times in microseconds."""
     return dict(
         cell="d64 full 4k", title="d64 full", row="d64 full", column="4k", dtype="bf16", data="normal", sustained=False,
         microseconds=False, flops=1e9, target=1.0, run=0, absent={}, wrong={}, errors={"Tandem": 1e-3}, plain=2e-3,

@@ -1,4 +1,4 @@
-// Waits between the blocks of a backward: small grids whose clocks are easy to count, and orders that were measured.
+// Waits between the blocks of a backward: small grids whose clocks are easy to count, and measured orders.
 #include "sass/cli/backward_grid.h"
 
 #include <gtest/gtest.h>
@@ -55,14 +55,16 @@ TEST(BackwardGrid, OneBlockDoesNotWait) {
   EXPECT_EQ(w.share(), 0);
 }
 
-// All n_blocks start with the same m_block, so each is one hand-over later than the one before: three in all.
+// All n_blocks start with the same m_block, so that each is one hand-over later than the preceding n_block: three
+// hand-overs in all.
 TEST(BackwardGrid, NBlocksFollowEachOther) {
   const Problem p = heads(1, 1, 512, 64);
   const plan::BackwardSchedule tiling = tiling_of(p, blackwell());
   ASSERT_EQ(tiling.grid, 4);
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.without_turns, 1000 + 4 * kStep);
-  // The turn of the last step comes after the block's computation. The step before has its turn 1050 clocks later.
+  // The turn of the last iteration comes after the block's computation. The turn of the iteration before comes 1050
+  // clocks later.
   EXPECT_EQ(w.clocks, 1000 + 3 * kStep + 3 * 350);
 }
 

@@ -89,7 +89,7 @@ class PlainTest : public testing::TestWithParam<plain::Rounding> {
         for (int64_t i = 0; i < own[n].buffer->count(); ++i) {
           const double got = own[n].buffer->get(i), expected = truths[n].buffer->get(i);
           if (got == expected) continue;
-          // This bound checks the formula, not its precision: a missing option is off by far more.
+          // This bound checks the formula, not its precision: a missing option exceeds it by far.
           ASSERT_LT(std::fabs(got - expected), 1e-4 * (1 + std::fabs(expected))) << own[n].name << " at " << i;
         }
       }

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154
-# Sourced by the tests of the command, which set $tandem. They then run in $work, a new folder.
+# Sourced by the tests of the command, which set $tandem. The tests then run in $work, a new folder.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work" || exit
@@ -10,7 +10,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# expect <exit code> <text that standard output and error together must contain> <arguments...>
+# expect <exit code> <text in standard output or error> <arguments...>
 expect() {
   code=$1 text=$2
   shift 2

@@ -47,7 +47,7 @@ TEST(GpuTest, KeepsWhatItIsGiven) {
 }
 
 TEST(GpuTest, TimesManyRunsAtOnce) {
-  Gpu gpu("cuda", FAKE_CUDA);  // 1.5 ms pass between any two of its events
+  Gpu gpu("cuda", FAKE_CUDA);  // 1.5 ms pass between any two events of the fake
   int runs = 0;
   const double seconds = gpu.median_seconds([&] { ++runs; }, 0.075);
   EXPECT_EQ(runs, 1 + 1 + 6 * 10) << "first, measured once, then a round to warm up and five to measure";
@@ -99,7 +99,7 @@ TEST(GivenTest, ResultsAreJudgedByTheOriginal) {
   const auto checks = check_exactness(machine, given, {.causal = true}, true, results, progress);
   EXPECT_TRUE(all_good(checks)) << exactness_table(checks);
 
-  // Rows of one key: out is v. The error against the original is what the conversion lost.
+  // With one key per row out is v. The error against the original is the loss of the conversion.
   double lost = 0;
   for (int64_t i = 0; i < 2 * 16; ++i)
     lost = std::max(lost, std::fabs(given.used().v.get(i) - given.original.v.get(i)));

@@ -48,7 +48,7 @@ echo "anything" >other.cubin
 echo "damaged" >bad.cubin
 export TANDEM_NVDISASM="$work/tools/nvdisasm"
 
-# One cubin.
+# Reads one cubin.
 expect 0 "kernel     other for sm_90a" explain --cubin other.cubin
 for text in "128 rows x 128 keys, head_dim 64" "384 threads" "spilled    none" "Bound by MMA, exponential: 1024 clocks."; do
   grep -qF "$text" output || fail "explain --cubin does not say: $text"
@@ -59,8 +59,8 @@ grep -qE '^issue +[0-9.]+ +880 +' output || fail "explain --cubin does not count
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
 [ "$longest" -le 100 ] || fail "explain --cubin: a line of $longest columns"
 
-# Its clocks. Both sides of every branch stay possible, because no thread number decides.
-expect 0 "the chain that a step is" explain --clocks --cubin other.cubin --clocks-timeline run.svg
+# Models its clocks. Both sides of every branch stay possible, because no thread number decides.
+expect 0 "chain of waits in a step" explain --clocks --cubin other.cubin --clocks-timeline run.svg
 tr -s ' \n' ' ' < output | grep -qE 'step [0-9]+ clocks( \([0-9]+ to [0-9]+: warpgroups [^)]*\))?; the tensor core works' ||
   fail "explain --clocks does not say what a step takes"
 longest=$(awk '{ if (length > longest) longest = length } END { print longest }' output)
@@ -68,7 +68,7 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 grep -q "modelled, not measured" run.svg || fail "--clocks-timeline draws nothing"
 expect 0 '"flops_a_clock"' explain --clocks --cubin other.cubin --json -
 
-# Our kernel, with the same code, and a comparison of both.
+# Compiles a kernel of Tandem with the same code, and compares both.
 card="--card h200 --head-dim 64 --heads 8 --seqlen 4096"
 # shellcheck disable=SC2086
 {
@@ -101,7 +101,7 @@ expect 2 "rates are known for sm_90" explain --cubin other.cubin
 echo "nothing" >listing
 expect 2 "no machine code" explain --cubin other.cubin
 
-# nvdisasm is found in PATH, or nowhere.
+# nvdisasm is found in PATH, or is missing.
 forward >listing
 unset TANDEM_NVDISASM
 cat >elsewhere <<EOF

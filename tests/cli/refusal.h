@@ -1,4 +1,4 @@
-// Common parts of the tests of both parsers: bytes from text, and the sentence of a refusal.
+// Common code of the tests of both parsers: bytes from text, and the message of a refusal.
 #pragma once
 
 #include <cstring>

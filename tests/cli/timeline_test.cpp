@@ -1,4 +1,4 @@
-// Timelines as files: a trace that parses, and a picture of all its events.
+// Timelines as files: a trace that parses, and a picture of its events.
 #include "cli/svg/timeline.h"
 
 #include <gtest/gtest.h>
@@ -46,9 +46,35 @@ TEST(TimelineTest, ThePictureHasRowsSlicesAndArrows) {
   const std::string text = draw(two_rows(), {.width = 1000, .where = "on vgpu:h200"});
   for (const char* part : {"kernel &quot;&lt;1&gt;&quot;, block 0", "compute, warp 0", "copies in", ">step</text>",
                            "<title>cp: cp.async.bulk, b.cuh:2</title>", ">on vgpu:h200. A step is", "class=\"arrow\"",
-                           "class=\"head\"", ">what ended a wait</text>"})
+                           "class=\"head\"", ">from the event that ended a wait</text>", ">0 steps</text>"})
     EXPECT_NE(text.find(part), std::string::npos) << part;
   EXPECT_TRUE(text.ends_with("</svg>\n"));
+}
+
+TEST(TimelineTest, AModelNamesGpuAndProblemAndEnlargesAnIteration) {
+  const std::string text = draw(two_rows(), {.width = 1000,
+                                             .title = "NVIDIA H200, backward: batch 1, 16 heads",
+                                             .where = "One CTA",
+                                             .unit = "clocks",
+                                             .iterations = {0, 300, 920, 1000}});
+  for (const char* part :
+       {"NVIDIA H200, backward: batch 1, 16 heads", ">One CTA. Lengths are clocks of one SM, modelled, not measured.",
+        "One iteration enlarged: clocks 300 to 920 of the run above, 620 clocks", ">0 clocks</text>"})
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  EXPECT_EQ(text.find("block 0"), std::string::npos) << "the title replaces the timeline's";
+  const auto count = [&](std::string_view part) {
+    size_t found = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(count(">compute, warp 0</text>"), 2u) << "the whole run, and the iteration";
+  EXPECT_EQ(count("class=\"head\""), 2u) << "the arrow of the one wait that ends in the iteration, and the legend's";
+}
+
+TEST(TimelineTest, AnIterationWithoutAWaitHasNoArrow) {
+  const std::string text = draw(two_rows(), {.unit = "clocks", .iterations = {0, 100, 500, 1000}});
+  EXPECT_EQ(text.find("class=\"head\""), std::string::npos);
+  EXPECT_EQ(text.find("that ended a wait"), std::string::npos);
 }
 
 TEST(TimelineTest, ManySlicesBecomeFewShapes) {

@@ -39,7 +39,7 @@ done:
   ret;
 }
 PTX
-# launch <file> <bytes of to> <more of its fields>
+# launch <file> <bytes of `to`> <more of its fields>
 launch() {
   cat >"$1" <<JSON
 {

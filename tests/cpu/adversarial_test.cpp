@@ -68,7 +68,7 @@ TEST(CpuAdversarial, FloatBiasOfMinusInfinity) {
   for (const char* more : {"", "--sink f32", "--seqlen-q 1"}) {
     expect_good_in_all("--seqlen-q 70 --seqlen-k 190 --bias f32 --dlse 1 " + std::string(more),
                        [](Instance& in) { set_all(in.bias, -kInfinity); });
-    // Whole tiles hidden first, visible keys later.
+    // Masks hide the first tiles completely; visible keys follow.
     expect_good_in_all("--seqlen-q 70 --seqlen-k 300 --bias f32 --bias-shape 111j " + std::string(more),
                        [](Instance& in) {
                          for (int64_t j = 0; j < 290; ++j) in.bias.set(j, -kInfinity);
@@ -130,7 +130,7 @@ TEST(CpuAdversarial, TinyAndHugeValues) {
   }
 }
 
-// Kept values are doubled, which takes many past the largest float16.
+// Dropout doubles the kept values, so that many exceed the largest float16.
 TEST(CpuAdversarial, ResultsThatOverflow) {
   expect_good("--gradients none --dtype f16 --seqlen-q 40 --seqlen-k 3 --dropout 0.5", [](Instance& in) {
     for (int64_t n = 0; n < in.v.size(); ++n) in.v.set(n, n % 8 < 4 ? 60000 : -60000);
@@ -177,7 +177,7 @@ TEST(CpuAdversarial, NanInANeighbour) {
   }
 }
 
-// A hidden NaN may spread to rows of a tile that loads it, and no farther: here to no row two tiles before it.
+// A hidden NaN may spread to rows of a tile that loads it, but not farther. This test checks rows two tiles earlier.
 TEST(CpuAdversarial, HiddenNanStaysInItsTile) {
   for (const std::string dtype : kTypes) {
     Instance in(from_flags("--dtype " + dtype + " --seqlen-q 1200 --seqlen-k 1200 --causal 1"));

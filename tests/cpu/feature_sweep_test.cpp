@@ -1,4 +1,4 @@
-// Features, head dims and lengths in every dtype, forward and backward, by the judge.
+// Features, head dims and lengths in every dtype, forward and backward, within the error bound.
 #include <cmath>
 #include <string>
 

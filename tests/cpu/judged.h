@@ -1,4 +1,4 @@
-// One line per judged case.
+// Tests with one line per checked case.
 #pragma once
 
 #include <gtest/gtest.h>

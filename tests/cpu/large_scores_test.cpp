@@ -1,4 +1,5 @@
-// Rows whose scores are all large, and rows that one key takes: probabilities must not lose what a float32 lse drops.
+// Rows whose scores are all large, and rows with one dominant key: probabilities must keep the digits that a float32
+// lse drops.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -34,8 +35,8 @@ TEST(CpuLargeScores, WholeRows) {
   for (const double score : {-1e4, -1e8, -1e9, -1e10, -1e30, 1e9}) {
     for (const char* more : {"--gradients qkvs", "--sink f32 --gradients qkvs", "--causal 1 --gradients qkv",
                              "--seqlen-q 2 --gradients qkv", "--dtype f32 --seqlen-q 2"}) {
-      // Every third row, or all of them. float32 rounds these scores, so dbias is requested in float32
-      // alone: the test judges a 16-bit dbias with the reference's out.
+      // Every third row has large scores, or every row. float32 rounds these scores, so that dbias is requested only in
+      // float32: the test compares a 16-bit dbias with the reference's out.
       expect_good_in_all("--seqlen-q 50 --seqlen-k 210 --bias f32 --bias-shape 11i1 " + std::string(more),
                          [=](Instance& in) { fill(in.bias, [=](int64_t n) { return n % 3 == 0 ? score : 0; }); });
       expect_good_in_all("--seqlen-q 50 --seqlen-k 70 --bias f32 --bias-shape 1111 " + std::string(more),
@@ -68,7 +69,7 @@ TEST(CpuLargeScores, SinkAmongThem) {
   }
 }
 
-// A probability of 1, whichever of the engine's ways a sequence takes: streamed, transposed, tiled, split.
+// The probability of a dominant key must be 1 on every path of the engine: streamed, transposed, tiled, split.
 TEST(CpuLargeScores, RowsThatOneKeyTakes) {
   for (const char* shape :
        {"--seqlen-q 1 --seqlen-k 1 --head-dim 256 --head-dim-v 256", "--seqlen-q 6 --seqlen-k 1 --head-dim 64",
@@ -82,7 +83,7 @@ TEST(CpuLargeScores, RowsThatOneKeyTakes) {
   }
 }
 
-// max_scores is NaN where one of the row's scores is.
+// max_scores is NaN if a score of the row is NaN.
 TEST(CpuLargeScores, NanInMaxScores) {
   for (const char* shape : {"--seqlen-q 1 --seqlen-k 2", "--seqlen-q 5 --seqlen-k 1", "--seqlen-q 70 --seqlen-k 90"}) {
     for (const std::string dtype : {"f32", "f16", "bf16"}) {
@@ -92,7 +93,7 @@ TEST(CpuLargeScores, NanInMaxScores) {
   }
 }
 
-// Blocks that a block mask hides are skipped: tiles, panels and pairs of keys all begin elsewhere.
+// Blocks that a block mask hides are skipped. Tiles, panels and pairs of keys begin at other positions.
 TEST(CpuLargeScores, HiddenBlocks) {
   for (const char* blocks : {"--block-q 64 --block-k 48", "--block-q 128 --block-k 128", "--block-q 7 --block-k 33",
                              "--block-q 500 --block-k 1"}) {

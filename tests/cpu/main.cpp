@@ -1,5 +1,5 @@
-// Skips everything (exit code 77) where TANDEM_CPU_TARGET names what this machine cannot run, or runs by default
-// anyway.
+// Skips all tests (exit code 77) if TANDEM_CPU_TARGET names an instruction set that this machine cannot run, or that it
+// runs by default.
 #include <gtest/gtest.h>
 
 #include <algorithm>

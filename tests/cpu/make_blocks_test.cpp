@@ -1,4 +1,4 @@
-// Block masks made on the CPU, against brute force; and what of arguments is refused.
+// Compares block masks that the CPU computes with brute force, and checks the refusals of arguments.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -19,7 +19,7 @@ TEST(CpuMakeBlocks, ByBruteForce) {
   for (const BlocksCase& c : blocks_cases()) EXPECT_EQ(check_blocks_accuracy(c, make), "") << c;
 }
 
-// A shape such as no array of it could be held.
+// The mask of this shape would not fit in memory.
 TEST(CpuMakeBlocks, LongSequences) {
   BlocksInstance instance({.text = "k <= q and q - k < n * 984",
                            .seqlen_q = int64_t{1} << 20,
@@ -30,7 +30,7 @@ TEST(CpuMakeBlocks, LongSequences) {
   make(instance);
   for (int64_t row = 0; row < 128; ++row) {
     const double partial = instance.counts[0].get(row), full = instance.counts[1].get(row);
-    // The diagonal, and where the window ends, 12 blocks and 96 keys before it.
+    // Full blocks end at the diagonal, and begin at the end of the window: 12 blocks and 96 keys before it.
     EXPECT_EQ(full, static_cast<double>(std::min<int64_t>(row, 11))) << row;
     EXPECT_EQ(partial, static_cast<double>(1 + std::min<int64_t>(std::max<int64_t>(row - 11, 0), 2))) << row;
   }

@@ -1,4 +1,4 @@
-// Merging, and what it is for: attention to parts of the keys, merged, is attention to all of them.
+// Merges: attention to parts of the keys, merged, must equal attention to all keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ TEST(CpuMerge, ByTheJudge) {
   EXPECT_EQ(check_merge_accuracy(f64, merge_on_cpu), "") << f64;
 }
 
-// Compact (1, rows, heads, dim) in float32.
+// Returns a compact (1, rows, heads, dim) tensor in float32.
 Held random_tensor(Random& r, int64_t rows, int64_t heads, int64_t dim) {
   Held held;
   held.make({1, rows, heads, dim}, kF32);
@@ -51,8 +51,8 @@ void expect_close(Held& got, Held& expected, int64_t count, const char* what) {
   }
 }
 
-// A ring: the keys lie in parts, and each part's forward gets their place. One part alone has the sink. Then
-// each part's backward, from the merged out and lse, adds to one dq; dk and dv are its own keys'.
+// A ring: the keys are divided into parts, and each part's forward gets their position. Only one part has the sink.
+// Then each part's backward, from the merged out and lse, adds to one dq, and writes dk and dv of its keys.
 TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
   constexpr int64_t kQueries = 40, kHeads = 2, kDim = 16, kPart = 25, kParts = 3, kKeys = kPart * kParts;
   constexpr int64_t kQ = kQueries * kHeads * kDim, kK = kKeys * kHeads * kDim;
@@ -76,7 +76,7 @@ TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
     whole.window = windowed ? TANDEM_WINDOW_LEFT : 0;
     whole.window_left = windowed ? 33 : 0;
     whole.alignment = TANDEM_EXPLICIT;
-    whole.diagonal_offset = 20;  // the queries are those from the 20th key on
+    whole.diagonal_offset = 20;  // the queries begin at the 20th key
     tandem_attention_args backward = whole;
     whole.out = &out.handle, whole.lse = &lse.handle;
     run(TANDEM_FORWARD, whole);

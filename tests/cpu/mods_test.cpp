@@ -1,4 +1,4 @@
-// Score and mask modifications, forward and backward, by the judge.
+// Score and mask modifications, forward and backward, within the error bound.
 #include <bit>
 #include <string>
 #include <vector>
@@ -58,8 +58,7 @@ TEST_P(CpuMods, Packed) {
   }
 }
 
-// Block masks of blocks that are no multiples of the tiles here, with and without a mask_mod, and with lists that may
-// hold anything.
+// Block masks whose blocks are no multiples of the tiles, with and without a mask_mod. Lists may have any contents.
 TEST_P(CpuMods, Blocks) {
   for (const char* blocks :
        {"--blocks random --block-q 16 --block-k 24", "--blocks random --block-q 1 --block-k 7 --block-shape 1h",
@@ -91,7 +90,7 @@ TEST_P(CpuMods, Long) {
   }
 }
 
-// Scores as large as their exponents bear: one key of a row has all its weight. Gradients are too large for float16.
+// Scores as large as their exponents allow: one key of a row has all its weight. Gradients are too large for float16.
 TEST(CpuModsOfRange, LargeScores) {
   for (const char* dtype : {"f32", "bf16"}) {
     for (const char* mod : {"score*1e5", "score*1e7", "-1e7*abs(score)", "score*temperature*1e7 --causal 1"}) {
@@ -101,13 +100,14 @@ TEST(CpuModsOfRange, LargeScores) {
   }
 }
 
-// More tiles than there are parts in which captured gradients are added up.
+// More tiles than parts, which sum captured gradients.
 TEST_P(CpuMods, ManyTiles) {
   expect_good(dtype() + "--batch 40 --heads-q 4 --heads-k 2 --seqlen-q 5 --seqlen-k 7 --head-dim 16 --head-dim-v 16 " +
               "--score-mod score*temperature-slope[head]*abs(q-k)+table[head,k]");
 }
 
-// The engine has options for these texts, and they are judged as texts; with separate lengths and packed, too.
+// The engine has options for these texts, but the check evaluates them as texts. Cases are also packed, or have
+// separate lengths.
 TEST_P(CpuMods, Options) {
   for (const char* shape : {"--batch 2 --seqlen-q 41 --seqlen-k 70 ", "--batch 2 --seqlen-q 70 --seqlen-k 41 ",
                             "--batch 2 --seqlen-q 41 --seqlen-k 70 --used-q 30,41 --used-k 70,7 ",
@@ -125,7 +125,7 @@ TEST_P(CpuMods, Options) {
   }
 }
 
-// A text that equals an option reads the same keys in the same order, so the bits are equal.
+// A text that equals an option reads the same keys in the same order, so that the bits are equal.
 TEST(CpuModsBits, MasksAreTheOptionsThatTheyEqual) {
   const NamedEngine engine = cpu_engine(2);
   const auto bits = [&engine](const std::string& mask) {

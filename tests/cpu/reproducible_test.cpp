@@ -59,7 +59,7 @@ TEST(CpuReproducible, AnyNumberOfThreadsInAnyOrder) {
       give_reference_results(in);
       for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
         uint64_t first = 0;
-        for (const int count : {1, 2, 3, 7, 2, -1, -5}) {  // negative: a caller's own threads, one after another
+        for (const int count : {1, 2, 3, 7, 2, -1, -5}) {  // negative: a caller's threads, one after another
           cpu::Threads threads(std::abs(count), count < 0 ? reverse_order : nullptr, nullptr);
           Outputs o = in.outputs(pass);
           run(in.problem(pass, &o), threads, count == 2 ? std::byte{0} : std::byte{0xff});
@@ -81,7 +81,7 @@ struct Rows {
   int64_t q_begin, q, k_begin, k;
 };
 
-// The bits of one sequence's results in a batch, and alone.
+// Compares the bits of one sequence's results in a batch, and alone.
 void compare_alone(const Case& together, const Case& alone, const Rows& rows) {
   const int64_t q_row = together.heads_q * together.head_dim, k_row = together.heads_k * together.head_dim;
   Instance many(together), one(alone);

@@ -68,7 +68,7 @@ TEST(Threads, StartAnewInAForkedChild) {
   ASSERT_TRUE(each_once(threads, 20));
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);  // ends a child that waits for threads it does not have
+    alarm(20);  // ends a child that waits for threads it lacks
     _exit(each_once(threads, 20) ? 0 : 1);
   }
   int status = -1;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# docs/environment.md has every environment variable that a program or script of the project reads, and no other of ours.
-#   environment_test.sh <root>
+# docs/environment.md must list every environment variable that a program or script of the project reads, and no other
+# variable of the project.
 set -euo pipefail
 cd "$1"
 page=docs/environment.md failed=0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Adds inputs to a fuzzer's kept corpus. Each gets its SHA-1 as its name, and the archive's bytes depend on the inputs
-# alone.
+# Adds inputs to a fuzzer's kept corpus. Each input gets its SHA-1 as its name, and the archive's bytes depend only on
+# the inputs.
 #
 #   tests/fuzz/add.sh NAME FILE...         tests/fuzz/add.sh ptx build/asan/ptx-crash-0123
 set -eu

@@ -1,5 +1,5 @@
-// Any text as a score_mod and as a mask_mod is refused with a sentence or evaluated with all its derivatives. Positions
-// are far and near, and nothing beyond the tensors is read.
+// Reads any text as a score_mod and as a mask_mod. The text is refused with a sentence, or evaluated with all its
+// derivatives. Positions are far and near, and no element beyond the tensors is read.
 #include <cstdlib>
 #include <string>
 #include <string_view>

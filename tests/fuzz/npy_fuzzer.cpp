@@ -1,4 +1,5 @@
-// Any bytes are refused with a sentence, or the array is the end of them and as large as its shape.
+// Reads any bytes as npy. The bytes are refused with a sentence, or end with the array, which has the size of its
+// shape.
 #include <cstdlib>
 
 #include "cli/io/npy.h"

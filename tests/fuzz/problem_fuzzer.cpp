@@ -1,5 +1,5 @@
-// Any arguments: the bytes choose a small valid call and then spoil parts of it. make_problem() must refuse it with a
-// sentence or return a problem whose every index is inside its tensors.
+// Reads any arguments: the bytes choose a small valid call and then spoil parts of it. make_problem() must refuse it
+// with a sentence or return a problem whose every index is inside its tensors.
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -164,14 +164,14 @@ class FuzzedCall {
     for (int64_t b = 0; b < n; ++b) tensors_[i]->memory.push_back(static_cast<int32_t>(b * step));
   }
 
-  // Adds an expression that reads the sink, in whatever state it is, with its gradient.
+  // Adds an expression that reads the sink, in any state, with its gradient.
   void add_mod() {
     captured_ = {"sink", args_.sink, args_.dsink};
     mod_ = {sizeof mod_, "score - sink[head] * abs(q - k)", &scalar_, 1, &captured_, 1};
     args_.score_mod = &mod_;
   }
 
-  // Pointers stay, because the call reads through them.
+  // Pointers are kept, because the call reads through them.
   void spoil_number(size_t which, Bytes& in) {
     size_t count = 0, index = 0;
 #define OPTION(member, type, kind, schema) count += !std::is_pointer_v<type>;

@@ -53,7 +53,7 @@ TEST_F(KernelsAdversarial, BiasThatHidesAll) {
     add("--seqlen-q 70 --seqlen-k 190 --bias bool" + more, [](Instance& in) { set_all(in.bias, 0); });
     add("--seqlen-q 70 --seqlen-k 190 --bias f32" + more, [](Instance& in) { set_all(in.bias, -kInfinity); });
     add("--seqlen-q 70 --seqlen-k 190 --bias same" + more, [](Instance& in) { set_all(in.bias, -kInfinity); });
-    // Whole tiles hidden, either at the end or at the beginning.
+    // Masks hide whole tiles, either at the end or at the beginning.
     for (const bool last : {false, true}) {
       add("--seqlen-q 70 --seqlen-k 300 --bias f32 --bias-shape 111j" + more, [=](Instance& in) {
         for (int64_t j = 0; j < 290; ++j) in.bias.set(last ? 299 - j : j, -kInfinity);
@@ -199,7 +199,7 @@ TEST(KernelsPoison, NanInANeighbour) {
   }
 }
 
-// A hidden NaN may spread to rows of a tile that loads it, and no farther: here to no row two tiles before it.
+// A hidden NaN may spread to rows of a tile that loads it, but not farther. This test checks rows two tiles earlier.
 TEST(KernelsPoison, HiddenNanStaysInItsTile) {
   for (const std::string dtype : {"bf16", "f16"}) {
     auto in = std::make_unique<Instance>(

@@ -44,7 +44,7 @@ const Values kBias = {"",
                       "--bias same --bias-shape b1i1",
                       "--bias f32 --bias-shape 1111"};
 const Values kResults = {"", "--float32 g", "--accumulate 1", "--float32 od", "--float32 gd --accumulate 1"};
-// each: an offset for every sequence.
+// each: one offset per sequence
 const Values kDiagonals = {"", "--explicit 1 --diagonal -30", "--explicit 1 --diagonal 5 --diagonals each"};
 const Values kDropout = {"", "--dropout 0.1", "--dropout 0.3125 --dropout-pointers 1"};
 const Values kSinks = {"", "--sink f32", "--sink same"};
@@ -128,7 +128,7 @@ TEST(KernelsBackward, HeadDimsBetween) {
 }
 
 // Threads, not TMA, store dk and dv that are float32 or are added to the old values. Rows have gaps, sequences end
-// within a tile, and some tiles have no keys. Nothing outside the rows changes.
+// within a tile, and some tiles have no keys. No byte outside the rows changes.
 TEST(KernelsBackward, GradientsStoredByThreads) {
   std::vector<CheckedCase> cases;
   for (const std::string results : {"--float32 g", "--accumulate 1", "--float32 g --accumulate 1"}) {
@@ -177,7 +177,7 @@ TEST(KernelsBackward, WideHeads) {
 }
 
 // dS of wide heads goes through global memory. Cases have more n_blocks than one sum, windows that begin anywhere, or
-// m_blocks without keys. Others have two m_blocks per row of dS, one or two heads of a group, two chunks, or
+// m_blocks without keys. Other cases have two m_blocks per row of dS, one or two heads of a group, two chunks, or
 // accumulation.
 TEST(KernelsBackward, WideHeadsByStrips) {
   std::vector<CheckedCase> cases;
@@ -254,7 +254,7 @@ TEST(KernelsBackward, ScoresOfAnInvisibleBias) {
         "--causal 1 --left 20 --bias f32 --softcap 3"}});
 }
 
-// The gradients of one sequence, in memory as they are: rows that follow each other, in packed tensors.
+// The gradients of one sequence in memory: rows that follow each other, in packed tensors.
 struct Gradients {
   std::vector<std::byte> dq, dk, dv;
   bool operator==(const Gradients&) const = default;
@@ -265,8 +265,8 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
   return {all.begin() + first * row, all.begin() + (first + count) * row};
 }
 
-// With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and with
-// it the fastest kernel, differs. A single query sees all keys, so its plan alone has no mask.
+// With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and
+// therefore the fastest kernel, differs. A single query sees all keys, so that its plan alone has no mask.
 TEST(KernelsBackward, ASequenceWithALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());
   const struct {
@@ -330,8 +330,8 @@ TEST(KernelsBackward, ADiagonalThatEndsBeforeTheLastKeys) {
   expect_all_good(cases);
 }
 
-// Any of these sequences might have all queries, so the plan is the plan of many queries. Query heads that share keys
-// run one after the other, on Blackwell together.
+// Any of these sequences might have all queries, so that the plan must be the plan of many queries. Query heads that
+// share keys run one after the other (on Blackwell together).
 TEST(KernelsBackward, HeadsThatShareKeysOneByOne) {
   std::string lengths_q = "150", lengths_k = "200";
   for (int n = 0; n < 40; ++n) {
@@ -370,7 +370,7 @@ TEST(KernelsBackward, ABiasOfNoSequence) {
   expect_all_good(cases);
 }
 
-// No head means no list of blocks: a launch of no blocks is an error.
+// Without heads no list of blocks exists: a launch without blocks would be an error.
 TEST(KernelsBackward, ABlockMaskOfNoHead) {
   std::vector<CheckedCase> cases;
   cases.emplace_back(

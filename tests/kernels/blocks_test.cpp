@@ -43,7 +43,7 @@ TEST(KernelsBlocks, Reading) {
   expect_all_good(all);
 }
 
-// Gradients with block masks: every configuration of the kernels, heads that share keys, and options that change
+// The block mask's gradients: every configuration of the kernels, heads that share keys, and options that change
 // scores.
 TEST(KernelsBlocks, Backward) {
   const std::string shape = "--dtype bf16 --heads-q 2 --heads-k 1 --seqlen-q 200 --seqlen-k 420 ";
@@ -63,7 +63,7 @@ TEST(KernelsBlocks, Backward) {
         "score*temperature+table[head,clamp(q-k+4,0,8)]",
         "--seqlen-q 1500 --seqlen-k 200 --head-dim 64 --head-dim-v 64 --heads-q 1 --heads-k 1 --blocks random "
         "--mask-mod (q^k)&3!=0 --gradients kv",
-        // A case that uses every region of the workspace.
+        // This case uses every region of the workspace.
         "--batch 3 --used-k 59,0,1 --head-dim 64 --head-dim-v 64 --heads-q 4 --heads-k 2 --seqlen-k 70 --causal 1 "
         "--sink f32 "
         "--blocks hostile --block-shape 1h --float32 d --score-mod score*(1+slope[head])*temperature"}) {
@@ -72,7 +72,8 @@ TEST(KernelsBlocks, Backward) {
   expect_all_good(all);
 }
 
-// Each sequence's own lengths and diagonal bound its blocks: it ends within a block, has one key, or has none.
+// The used length and diagonal of each sequence bound its blocks. A sequence ends within a block, has one key, or has
+// none.
 TEST(KernelsBlocks, LengthsOfTheDevice) {
   const std::string shape = "--dtype bf16 --batch 4 --heads-q 2 --heads-k 1 --seqlen-q 270 --seqlen-k 520 ";
   const std::string used = "--used-q 270,129,0,64 --used-k 300,1,520,0 ";
@@ -122,7 +123,7 @@ TEST(KernelsBlocks, Sharp) {
                 "--blocks random --values copy --head-dim 128 --head-dim-v 128", "--blocks hostile --values large"}));
 }
 
-// Keys and values of blocks without a query are not read: their values here would spoil the results.
+// Keys and values of blocks without a query must not be read: their contents would spoil the results.
 TEST(KernelsBlocks, Unseen) {
   const auto spoil = [](Instance& in) {
     const int64_t unseen = in.c.seqlen_k / in.c.block_k / 2 * in.c.block_k;

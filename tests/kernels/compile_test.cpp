@@ -28,7 +28,7 @@ constexpr Shape kShapes[] = {{64, 64, 4096, 4096},     {64, 64, 64, 4096},     {
                              {80, 80, 512, 512},       {72, 136, 512, 512},    {64, 128, 512, 512},
                              {128, 64, 512, 512},      {16, 16, 512, 512},     {64, 256, 512, 512}};
 
-// A choice of every option, each by number.
+// A choice of a value for every option, each by number.
 enum Option { kShape, kType, kMask, kRagged, kScale, kSoftcap, kAlibi, kBias, kDropout, kDirect, kOptions };
 constexpr int kChoices[kOptions] = {static_cast<int>(std::size(kShapes)), 2, 4, 2, 2, 2, 2, 4, 2, 2};
 using Choice = std::array<int, kOptions>;
@@ -235,7 +235,7 @@ TEST_F(KernelsCompile, BlockMasks) {
         choice[kMask] = more == 1 ? 3 : more == 2;
         choice[kSoftcap] = more == 1;
         for (Problem p : {problem_of(choice), gradients_of(choice)}) {
-          // With a window and softcap, and wide heads on Hopper, gradients spill without a block mask, too.
+          // Gradients with a window and softcap, and wide heads on Hopper, also spill without a block mask.
           if (p.pass == TANDEM_BACKWARD && (more == 1 || p.head_dim > 128)) continue;
           const auto& of_device = device.compute_major == 9 && p.pass == TANDEM_FORWARD ? longer : mod;
           p.mask_mod = {.present = true, .read = more == 0 && p.pass == TANDEM_FORWARD ? of_documents : of_device};
@@ -270,7 +270,7 @@ TEST_F(KernelsCompile, LearnedTables) {
         Choice choice{};
         choice[kShape] = shape;
         Problem p = gradients_of(choice);
-        // The main kernel spills with any score_mod there (docs/design/score_mod.md).
+        // On Hopper the main kernel of wide heads spills with any score_mod (docs/design/score_mod.md).
         if (p.head_dim > 128 && device.compute_major == 9) continue;
         p.score_mod = {.present = true, .read = mod};
         ASSERT_TRUE(plan::check(p, device).ok());
@@ -286,7 +286,7 @@ TEST_F(KernelsCompile, LearnedTables) {
 }
 
 // The relay zeroes values with ordinary writes. Therefore the arrival at the other CTA and its wait need cluster scope.
-// With lazy maxima, the signal of lost rows does too, once a work tile. No other barrier pays for that scope.
+// With lazy maxima, the signal of lost rows also needs it, once per work tile. No other barrier has that scope.
 TEST_F(KernelsCompile, ZeroedValuesAreReleasedToTheCluster) {
   const auto ptx = [&](Sm100ForwardConfig tile) {
     const jit::Request request{"scopes",

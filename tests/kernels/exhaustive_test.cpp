@@ -5,7 +5,7 @@
 namespace tandem::test {
 namespace {
 
-// Multiples of 8 at and around the head dims of the kernels' configurations.
+// Head dims at multiples of 8 at and around the head dims of the kernels' configurations.
 const char* const kDims[] = {
     "--head-dim 8 --head-dim-v 8",     "--head-dim 16 --head-dim-v 16",   "--head-dim 40 --head-dim-v 40",
     "--head-dim 64 --head-dim-v 64",   "--head-dim 72 --head-dim-v 72",   "--head-dim 96 --head-dim-v 96",
@@ -31,7 +31,7 @@ const char* const kLengths[] = {"--seqlen-q 150 --seqlen-k 280",
                                 "--packed 1 --lengths-q 20,0,150,1 --lengths-k 9,4,280,0 --max-seqlen 0",
                                 "--batch 2 --seqlen-q 65 --seqlen-k 150 --used-q 3,65 --used-k 141,17"};
 
-// `extra` is added to the flags of each problem.
+// Returns the product; `extra` is added to the flags of each problem.
 std::vector<CheckedCase> product_of(const std::string& extra) {
   std::vector<CheckedCase> cases;
   for (const std::string dims : kDims)

@@ -101,7 +101,7 @@ TEST_F(Kernels, FeaturesPacked) {
   }
 }
 
-// Rows beyond the used ones are NaN, or infinite.
+// Rows beyond the used rows are NaN, or infinite.
 TEST_F(Kernels, UsedLengths) {
   const auto infinite = [](Instance& in) {
     for (Tensor* t : {&in.q, &in.k, &in.v}) {

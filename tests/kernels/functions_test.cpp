@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// to[i] = function(a[i], b[i]), by one block.
+// Computes to[i] = function(a[i], b[i]) by one block.
 template <class T>
 std::vector<T> run(const Gpu& gpu, const std::string& call, const std::vector<T>& a, const std::vector<T>& b) {
   const char* type = std::is_same_v<T, float> ? "float" : "int";
@@ -75,7 +75,7 @@ TEST(KernelsFunctions, WholeQuotients) {
   }
 }
 
-// Floats of all sizes, and the ends.
+// Returns floats of all sizes, and the extremes.
 std::vector<float> floats(unsigned seed) {
   std::mt19937 bits(seed);
   std::vector<float> all = {0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1.0f, -1.0f, 0.6f, 0x1.333332p-1f, -0.6f};
@@ -124,7 +124,7 @@ TEST(KernelsFunctions, ExponentialsSinesAndErf) {
   expect_within(score_mod::Op::erf, "mod_erf(a)", units(3), 0x1p-148);
 }
 
-// Derivatives need 1 - x: a reciprocal that is off by one unit would turn it into noise.
+// Derivatives need 1 - x. A reciprocal that is off by one unit would make it noise.
 TEST(KernelsFunctions, WhatIsLeftToOne) {
   std::vector<float> a;
   for (float x = 0.6f; x < 30; x += 0.01f) a.push_back(x), a.push_back(-x);

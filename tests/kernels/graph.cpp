@@ -13,8 +13,7 @@ namespace {
 
 using gpu::cuda::CUresult;
 
-// Driver functions that Tandem itself does not use. Each call makes the stream's context current, as the driver
-// requires.
+// Driver functions that the library does not use. Each call makes the stream's context current, as the driver requires.
 struct Driver {
   gpu::cuda::Api api;
   CUresult (*begin)(void* stream, int mode) = nullptr;

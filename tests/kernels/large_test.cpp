@@ -1,4 +1,4 @@
-// Tensors of 2^31 elements and more, where products of indices exceed 32 bits. The check samples runs of rows: at both
+// Tensors of 2^31 elements and more, where products of indices exceed 32 bits. The check samples runs of rows at both
 // ends, in the middle, and on either side of 2^31 elements and of 2^31 bytes.
 #include <cstring>
 
@@ -14,7 +14,7 @@ constexpr int64_t kBatch = (int64_t{1} << 31) / (kLength * kRow) + 4;
 constexpr int64_t kRows = kBatch * kLength;  // > 2^31 elements
 constexpr int64_t kPeriod = 100'003;         // repeated random rows; no power of two is a period
 
-// q, k and v, which begin at different places of the same random values; and out.
+// q, k and v begin at different places of the same random values.
 class KernelsLarge : public testing::Test {
  protected:
   void SetUp() override {
@@ -34,7 +34,8 @@ class KernelsLarge : public testing::Test {
     for (int64_t tensor = 0; tensor < 3; ++tensor) fill_periodically(memory_[static_cast<size_t>(tensor)], tensor);
   }
 
-  // Row i is row (i + shift) % kPeriod of the values: copied once from the host, then doubled.
+  // Row i is row (i + shift) % kPeriod of the values. The values are copied from the host once, then doubled
+  // repeatedly.
   void fill_periodically(const DeviceMemory& to, int64_t shift) {
     const size_t row = kRow * 2, all = to.bytes();
     std::vector<std::byte> period(kPeriod * row);
@@ -129,7 +130,7 @@ class KernelsLarge : public testing::Test {
   }
 
   static std::vector<int64_t> sampled_sequences() {
-    const int64_t edge = (int64_t{1} << 31) / (kLength * kRow);  // holds element 2^31; half of it: byte 2^31
+    const int64_t edge = (int64_t{1} << 31) / (kLength * kRow);  // element 2^31 is in it; byte 2^31 in its half
     return {0, 1, edge / 2 - 1, edge / 2, edge - 1, edge, kBatch - 1};
   }
 
@@ -164,8 +165,8 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
   }
 }
 
-// Two batches 2^31 elements from each other, of all inputs or of all results; for float32, half as many elements, so as
-// many bytes. Nothing between them is touched.
+// Two batches 2^31 elements from each other, of all inputs or of all results. float32 has half as many elements, so
+// that the bytes are equal. No byte between them is accessed.
 class FarApart {
  public:
   enum class Which { inputs, results };

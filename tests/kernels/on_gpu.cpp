@@ -44,7 +44,7 @@ void expect_all_good(const std::vector<CheckedCase>& cases) {
     for (size_t n = next.fetch_add(part.count); n < cases.size(); n = next.fetch_add(part.count)) {
       const std::string flags = kServed + cases[n].flags;
       if (part.count > 1) {
-        std::printf("case: %s\n", flags.c_str());  // the last one, where a process dies
+        std::printf("case: %s\n", flags.c_str());  // the last printed case is the one that ends a process
         std::fflush(stdout);
       }
       const Verdict verdict =
@@ -127,7 +127,7 @@ namespace {
 // Tests of several GPUs, speed, graphs, streams, the size of a GPU's memory, and refusals of devices.
 constexpr const char* kNotVirtual = "-KernelsDevices.*:KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
 
-// Tests that do not consist of cases: the first part runs them.
+// Names tests without cases. Only the first part runs them.
 constexpr const char* kWhole =
     ":KernelsExact.*:KernelsLargeStrides.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
 

@@ -17,7 +17,7 @@ namespace tandem::test {
 const Gpus& the_gpus();
 inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); }
 
-// Flags that every case here has, so that a GPU supports it: forward alone, in multiples of 16 bytes. Packed cases
+// Flags that every case here has, so that a GPU supports it: only a forward, in multiples of 16 bytes. Packed cases
 // state their longest sequence, because only a virtual GPU can read lengths.
 inline const std::string kServed = "--gradients none --align 8 --max-seqlen 0 ";
 
@@ -29,7 +29,7 @@ struct CheckedCase {
   std::function<void(Instance&)> adjust;
 };
 
-// Replaces "each" by one number for each sequence: some are within the keys, and with `far` some are far beyond.
+// Replaces "each" by one number for each sequence. Some are within the keys; with `far` some are far beyond them.
 std::string with_diagonals(const std::string& flags, bool far = true);
 
 // Checks every case on all cores. A refused case fails.

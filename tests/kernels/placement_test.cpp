@@ -1,4 +1,4 @@
-// Results have the same bits wherever blocks run: on few or many multiprocessors, begun in any order, side by side.
+// Results have the same bits for any placement of blocks: on few or many multiprocessors, in any order, concurrently.
 // Counters and cluster launch control then give each block different work. Only a virtual GPU can place blocks.
 #include "kernels/on_gpu.h"
 
@@ -17,7 +17,7 @@ const char* const kProblems[] = {
     "--heads-k 1 "
     "--head-dim 192 --head-dim-v 192 --left 100 --causal 1"};
 
-// 2: the least for clusters of two blocks.
+// At least 2, because clusters have two blocks.
 constexpr int kMultiprocessors[] = {0, 132, 8, 3, 2};
 
 TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
@@ -34,7 +34,7 @@ TEST(KernelsPlacement, SameBitsWhereverBlocksRun) {
   }
 }
 
-// A limit changes which block computes a tile, and no bits. Clusters of two blocks need at least two multiprocessors.
+// A limit changes which block computes a tile, but no bits. Clusters of two blocks need at least two multiprocessors.
 TEST(KernelsPlacement, SameBitsOnFewerMultiprocessors) {
   for (const char* flags : kProblems) {
     const std::vector<std::byte> expected = Repeated(flags).run();
@@ -45,7 +45,8 @@ TEST(KernelsPlacement, SameBitsOnFewerMultiprocessors) {
   }
 }
 
-// Several blocks add to dq in turn, so gradients have the same bits too. The engine compares the bits of all GPUs.
+// Several blocks add to dq in turn, so that gradients must have the same bits too. The engine compares the bits of all
+// GPUs.
 TEST(KernelsPlacement, SameGradientsWhereverBlocksRun) {
   if (!the_gpu()->is_virtual()) GTEST_SKIP() << "A real GPU places its blocks itself.";
   Gpus gpus = {the_gpu()};

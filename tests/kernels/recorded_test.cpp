@@ -51,7 +51,7 @@ const char* const kCases[] = {
     "--dtype f16 --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 250 --head-dim 128 --head-dim-v 128 --softcap 5",
 };
 constexpr int64_t kRows = 24;  // recorded rows per head and sequence
-// The share of results that may differ: most are equal, because errors are far below their 16 bits.
+// The share of results that may differ. Most are equal, because errors are far below the precision of 16 bits.
 constexpr double kDiffering = 0.03;
 
 std::string variable(const char* name) {
@@ -113,7 +113,7 @@ double largest_row(const Tensor& t, int64_t columns) {
   for (int64_t n = 0; n < t.size(); ++n) {
     square += t.get(n) * t.get(n);
     if ((n + 1) % columns != 0) continue;
-    if (std::isfinite(square)) largest = std::max(largest, square);  // no query sees other rows
+    if (std::isfinite(square)) largest = std::max(largest, square);  // unused rows would not count
     square = 0;
   }
   return std::sqrt(largest);

@@ -6,11 +6,11 @@
 namespace tandem::test {
 namespace {
 
-// A call whose arguments a test may spoil.
+// A call whose arguments a test may change.
 struct Spoilt {
   explicit Spoilt(const std::string& flags) : call(flags), args(call.call.args) {}
 
-  // A copy of a tensor of the arguments, in its place.
+  // Replaces a tensor of the arguments by a copy.
   tandem_tensor& own(const tandem_tensor* tandem_attention_args::*field) {
     tandem_tensor& tensor = tensors.emplace_back(*(args.*field));
     args.*field = &tensor;
@@ -69,7 +69,7 @@ TEST(KernelsRefusal, TensorsThatAreNotInMultiplesOf16Bytes) {
 }
 
 TEST(KernelsRefusal, Workspaces) {
-  // Packed calls need one.
+  // Packed calls need the longest length.
   const std::string flags = kFlags + " --packed 1 --lengths-q 30,70 --lengths-k 90,20 --max-seqlen 0";
   Spoilt small(flags);
   ASSERT_GT(small.bytes, 0u);

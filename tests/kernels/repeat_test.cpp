@@ -1,4 +1,4 @@
-// Results have the same bits again: run after run, next to other streams, from a graph, alone and in a batch.
+// Results have the same bits in every run: repeated, next to other streams, from a graph, alone and in a batch.
 #include <cstring>
 #include <thread>
 
@@ -138,7 +138,7 @@ void scale_rows(Tensor& to, int64_t first, int64_t rows, double factor) {
   for (int64_t n = first * row; n < (first + rows) * row; ++n) to.set(n, to.get(n) * factor);
 }
 
-// Compares rows from `first` on of dimension 0 of the batch's tensors with all rows of the other's.
+// Compares rows from `first` on of dimension 0 of the batch's tensors with all rows of the other result's.
 void expect_same_rows(const Tensor& batch, int64_t first, const Tensor& alone, const std::string& what) {
   const int64_t begin = first * (batch.size() / std::max<int64_t>(batch.shape()[0], 1));
   for (int64_t n = 0; n < alone.size(); ++n) {

@@ -141,7 +141,7 @@ TEST(KernelsSchedules, TwoCtas) {
   }
 }
 
-// Every row of the table, at lengths that would choose a different row.
+// Uses every row of the table, at lengths that would choose a different row.
 TEST(KernelsSchedules, RowsOfTheForward) {
   if (!is_hopper()) GTEST_SKIP();
   size_t used = 0;

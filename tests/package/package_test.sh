@@ -28,7 +28,7 @@ exported=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sort)
 [ "$declared" = "$exported" ] || fail "declared and exported differ: $(diff <(echo "$declared") <(echo "$exported"))"
 objdump -p "$library" | grep 'SONAME *libtandem.so.0$' >/dev/null || fail "the soname is not libtandem.so.0"
 
-# The C header stands alone in C11 and C++, free of warnings.
+# The C header compiles alone in C11 and C++, without warnings.
 echo '#include "tandem/tandem.h"' >"$work/alone.c"
 strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include")
 "$cc" -std=c11 "${strict[@]}" "$work/alone.c"
@@ -65,7 +65,7 @@ read -ra flags < <(pkg-config --cflags --libs tandem)
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
 (cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.2.0 >/dev/null) || fail "bin/tandem --version"
 
-# A virtual GPU: its library is loaded from the folder of libtandem; without it a sentence states what is missing.
+# A virtual GPU's library is loaded from the folder of libtandem. Without it a sentence states that it is missing.
 cat >"$work/virtual.c" <<'EOC'
 #include <stdio.h>
 #include <tandem/tandem.h>

@@ -1,10 +1,10 @@
 """Shared parts of the tests of CUDA tensors. A module that imports this is skipped without a GPU.
 
-The files named test_cuda*.py are judged by float64 on the GPU and the 2x rule. Each runs under pytest and alone:
+The files named test_cuda*.py compare with float64 on the GPU, by the 2x rule. Each file runs under pytest and alone:
 
     PYTHONPATH=python python -m pytest -q tests/python/test_cuda*.py
     PYTHONPATH=python python tests/python/test_cuda.py [part of a test's name]    # without pytest
-    TANDEM_PYTHON_BOUNDARY=ctypes ...                                             # the other way to the C interface
+    TANDEM_PYTHON_BOUNDARY=ctypes ...                                             # through ctypes
 """
 
 import sys
@@ -46,7 +46,7 @@ def int32(*values, device=GPU):
 
 
 def hold(result, plain, *inputs, what="", **options):
-    """result, a tensor or (out, lse), against plain(*inputs): exact in float64, plain in the inputs' own type."""
+    """Checks a result, a tensor or (out, lse), against plain(*inputs) in float64 and in the type of the inputs."""
     exact = plain(*(x.double() for x in inputs), **options)
     low = plain(*inputs, **options)
     results = result if isinstance(result, tuple) else (result,)
@@ -55,7 +55,7 @@ def hold(result, plain, *inputs, what="", **options):
 
 
 def near(got, want):
-    """Two ways to 16-bit results: within a few roundings of the largest."""
+    """Compares two computations of 16-bit results: they are within a few roundings of the largest."""
     assert got.shape == want.shape and got.dtype == want.dtype
     error, allowed = (got.double() - want.double()).abs().max(), 2**-5 * want.double().abs().max()
     assert error <= allowed, f"largest difference {error:.3g}, allowed {allowed:.3g}"
@@ -72,7 +72,7 @@ def raises(error, words, function, *arguments, **named):
 
 
 def captured(function, *arguments, **named):
-    """A graph of the call, and what the call returned; the graph's replay writes there."""
+    """Returns a graph of the call, and the call's result, which the graph's replay overwrites."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = function(*arguments, **named)
@@ -80,7 +80,7 @@ def captured(function, *arguments, **named):
 
 
 def run(tests):
-    """Runs a module's tests, or the tests whose names have a part of the command line; the exit status."""
+    """Runs a module's tests, or the tests whose names contain a word of the command line. Returns the exit status."""
     failed = 0
     start = time.monotonic()
     names = [n for n in tests if n.startswith("test_") and all(part in n for part in sys.argv[1:])]

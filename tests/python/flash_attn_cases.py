@@ -10,7 +10,7 @@ def int32(*values):
 
 
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.0])
-# Arguments of flash_attn, and the same for standard attention.
+# Arguments of flash_attn, and the equivalent arguments of standard attention.
 OPTIONS = {
     "plain": ({}, {}),
     "causal": ({"causal": True}, {"causal": True}),
@@ -31,7 +31,7 @@ ROWS, PLACES, HEADS, HEADS_K, DIM, DIM_V = 5, 16, 4, 2, 16, 12
 
 
 def caches(random, layout, dim_v=DIM):
-    """Keys and values, (ROWS, PLACES, HEADS_K, dim), in one of the ways they lie in memory."""
+    """Returns keys and values, (ROWS, PLACES, HEADS_K, dim), in one of their memory layouts."""
     if layout == "places first":
         return random(ROWS, PLACES, HEADS_K, DIM), random(ROWS, PLACES, HEADS_K, dim_v)
     if layout == "heads first":
@@ -49,7 +49,7 @@ def caches(random, layout, dim_v=DIM):
 
 
 def turned(x, cos, sin, places, interleaved):
-    """x (seqlen, heads, head_dim) turned as complex numbers, in float64."""
+    """Rotates x (seqlen, heads, head_dim) as complex numbers, in float64."""
     x = x.double()
     half = cos.shape[1]
     order = torch.arange(2 * half)

@@ -19,7 +19,7 @@ def tensors(*shapes, dtype=torch.float32, seed=0):
 
 
 def plain(q, k, v, score_mod=None, mask_mod=None, scale=None):
-    """The formula, whose functions are given whole tensors: out and lse."""
+    """Computes out and lse by the formula, whose functions get whole tensors."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)

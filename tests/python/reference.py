@@ -1,4 +1,4 @@
-"""Attention written plainly in numpy, in float64 by default: the tests compare Tandem with it.
+"""Standard attention in numpy, in float64 by default. The tests compare Tandem with it.
 
 Follows docs/semantics.md line by line and shares nothing with the package. Gradients are derived by hand.
 """
@@ -59,7 +59,9 @@ def softmax_parts(q, k, *, softmax_scale=None, causal=False, alignment="bottom_r
 
 
 def forward(q, k, v, *, kept=None, dtype=np.float64, **options):
-    """out (seqlen_q, heads, head_dim_v) and lse (heads, seqlen_q) of one sequence. kept: what dropout multiplies by."""
+    """Returns out (seqlen_q, heads, head_dim_v) and lse (heads, seqlen_q) of one sequence. kept: the factors of
+    dropout.
+    """
     p, lse, _ = softmax_parts(q, k, dtype=dtype, **options)
     if kept is not None:
         p = p * kept
@@ -68,7 +70,7 @@ def forward(q, k, v, *, kept=None, dtype=np.float64, **options):
 
 
 def backward(dout, q, k, v, *, dlse=None, kept=None, dtype=np.float64, **options):
-    """dq, dk, dv, dbias (not yet summed over broadcasts), dsink of one sequence."""
+    """Returns dq, dk, dv, dbias (not summed over broadcasts yet) and dsink of one sequence."""
     p, lse, slope = softmax_parts(q, k, dtype=dtype, **options)
     heads, heads_k = q.shape[1], k.shape[1]
     group = heads // heads_k
@@ -102,7 +104,8 @@ def backward(dout, q, k, v, *, dlse=None, kept=None, dtype=np.float64, **options
 def hold(ours, exact, plain, what=""):
     """The 2x rule: our largest error is at most twice the error of standard attention, plus 16 units of float32.
 
-    One run of standard attention on few numbers may be right by luck. The C++ tests weigh that and are stricter.
+    One run of standard attention on few numbers may have small errors by chance. The C++ tests account for that and are
+    stricter.
     """
     ours, exact, plain = (np.asarray(x, np.float64) for x in (ours, exact, plain))
     assert ours.shape == exact.shape, f"{what}: shape {ours.shape}, expected {exact.shape}"

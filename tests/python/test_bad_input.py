@@ -1,4 +1,4 @@
-"""Bad input: one clear sentence of the right kind, nothing written; nothing crashes, hangs or leaks."""
+"""Bad input: each call raises one clear error of the right type and writes nothing. No call crashes, hangs or leaks."""
 
 import numpy as np
 import pytest
@@ -84,12 +84,12 @@ def test_sentences_and_no_writes(name, binding, monkeypatch):
 def test_read_only_results_are_refused():
     out = np.zeros((2, 5, 4, 8), f32)
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="out is read-only"):
+    with pytest.raises(ValueError, match="out must be writable"):
         tandem.attention(Q, K, V, out=out)
     assert not out.any()
     q = Q.copy()
     q.flags.writeable = False
-    assert tandem.attention(q, K, V).shape == Q.shape  # inputs may be
+    assert tandem.attention(q, K, V).shape == Q.shape  # only outputs must be writable
 
 
 def test_packed_lengths_are_checked():
@@ -126,7 +126,7 @@ def test_torch_bad_input():
 
 
 def test_memory_freed_while_a_call_runs(run_python):
-    """The call itself holds what it works on, and works on the shapes it was given."""
+    """The call owns the arrays that it reads, and uses the shapes at the time of the call."""
     pytest.importorskip("torch")
     run_python("""
         import threading, time, torch, tandem

@@ -1,5 +1,5 @@
-"""The benchmark's data and its judge (bench/rig), on the CPU: the data follow the arguments, and wrong results are
-called wrong."""
+"""The benchmark's data and its check (bench/rig), on the CPU: the data follow the arguments, and wrong results are
+detected."""
 
 import copy
 import pathlib
@@ -39,7 +39,7 @@ def scores(x, head=1, n=0):
 
 
 def exact(x, head_of_kv=None, dtype=torch.float32):
-    """(out, lse) of the whole problem. head_of_kv: another key head than is right."""
+    """Returns (out, lse) of the whole problem. head_of_kv: a wrong key head."""
     outs, lses = [], []
     for n, length in enumerate(x.cell.sequences()):
         per_head = []
@@ -63,7 +63,7 @@ def test_what_is_right_passes_and_what_is_wrong_does_not(kind, options):
     assert judged(out.to(x.q.dtype)).lse_error is None
     assert not judged((out.to(x.q.dtype), lse + 0.01)).right
     late = out.clone()
-    x.sequence(late, len(x.cell.sequences()) - 1)[-1] *= 1.1  # one row, of the last sequence
+    x.sequence(late, len(x.cell.sequences()) - 1)[-1] *= 1.1  # one row of the last sequence
     assert not judged(late).right
     assert not judged(torch.full_like(out, float("nan"))).right
 
@@ -103,7 +103,7 @@ def test_activations_keep_their_scores(tmp_path):
 def test_how_often_a_softmax_must_rescale(kind):
     x = inputs(kind, heads=2, head_dim=64)
     found = judge.Judge(x).hardness()
-    assert found["redone_tiles"] == 0  # a sink never
+    assert found["redone_tiles"] == 0  # a sink does not cause a retry
     assert (found["rescaled_steps"] > 0) == (kind != "normal")
 
 
@@ -145,6 +145,7 @@ def test_gradients_that_are_right_pass_and_wrong_ones_do_not(kind, options):
 
 def test_twice_the_errors_of_others_are_allowed():
     assert compare.is_right([0.02, 0.03], [0.01, 0.015]) and not compare.is_right([0.02, 0.04], [0.01, 0.015])
-    assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])  # by the library that has this gradient
-    assert compare.is_right([0.02, 0.03], [0.01]) and not compare.is_right([0.02, 0.04], [0.01])  # gradients alone
+    # compared with the library that computes this gradient
+    assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])
+    assert compare.is_right([0.02, 0.03], [0.01]) and not compare.is_right([0.02, 0.04], [0.01])  # only the gradients
     assert compare.is_right([0.03]) and not compare.is_right([0.04]) and not compare.is_right([float("nan")], [0.01])

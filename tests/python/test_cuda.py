@@ -1,4 +1,4 @@
-"""Calls with CUDA tensors: options, shapes, packed and shorter sequences, layouts, refusals, the same bits again."""
+"""Calls with CUDA tensors: options, shapes, packed and shorter sequences, layouts, refusals, reproducible bits."""
 
 # Without a GPU, or torch, the file ends here.
 from cuda_cases import BF16, F16, F32, GPU, hold, int32, lengths, raises, run, tensors
@@ -96,14 +96,14 @@ def test_layouts():
     hold(want, torch_reference.dense, *turned)
     assert torch.equal(tandem.attention(*turned), want)
 
-    def shifted(x):  # by one element: no row begins at a multiple of 16 bytes
+    def shifted(x):  # offset by one element: rows are not 16-byte aligned
         return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
 
     def spread(x):
         return torch.empty((*x.shape[:-1], 65), dtype=x.dtype, device=x.device)[..., :64].copy_(x)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # these copies are no news
+        warnings.simplefilter("error")  # these copies must not warn
         assert torch.equal(tandem.attention(*map(shifted, turned)), want)
         assert torch.equal(tandem.attention(*map(spread, turned)), want)
     with warnings.catch_warnings():

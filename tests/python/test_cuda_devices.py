@@ -21,7 +21,7 @@ def both():
 
 
 def cases():
-    """(inputs, options) on the first GPU."""
+    """Returns (inputs, options) on the first GPU."""
     cu = lengths(50, 120, 30)
     packed = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 120, "max_seqlen_k": 120, "causal": True}
     return (
@@ -64,7 +64,7 @@ def test_in_turns():
         there = [moved(inputs, options, device) for device in devices]
         results = [
             [tandem.attention(*x, **given, return_lse=True) for x, given in there] for _ in range(50)
-        ]  # nothing is waited for
+        ]  # the call does not wait
         assert torch.cuda.current_device() == 0
         for result in results:
             for device, got in zip(devices, result):
@@ -84,7 +84,7 @@ def test_a_stream_of_each():
     for device, stream, work, x in zip(devices, streams, busy, there):
         with torch.cuda.device(1 - device.index), torch.cuda.stream(stream):  # the stream's GPU becomes current
             for _ in range(20):
-                work @ work  # all later work comes late
+                work @ work  # all later work is delayed
             late = [y * 1 for y in x]
             results.append(tandem.attention(*late, **options) + 0)  # the same stream: no wait is needed
     for device, stream, result in zip(devices, streams, results):
@@ -100,7 +100,7 @@ def test_graphs_of_each():
         with torch.cuda.device(device):
             tandem.prepare("forward", *x, **given)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):  # torch's own stays on one GPU
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):  # torch's graph stays on one GPU
                 out = tandem.attention(*x, **given)
             for _ in range(3):
                 out.fill_(float("nan"))

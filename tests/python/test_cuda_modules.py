@@ -1,4 +1,4 @@
-"""CUDA tensors through every module under another library's name."""
+"""CUDA tensors through every module that replaces another library."""
 
 # Without a GPU, or torch, the file ends here.
 from cuda_cases import BF16, GPU, captured, hold, int32, lengths, run, tensors
@@ -45,7 +45,7 @@ def test_flash_attn():
 
 
 def cache_case(**given):
-    """flash_attn_with_kvcache's arguments, the cache after the call and out, in float64."""
+    """Returns flash_attn_with_kvcache's arguments, the cache after the call, and out, in float64."""
     k_cache, v_cache, q, k, v = tensors((3, 80, 2, 64), (3, 80, 2, 64), (2, 2, 4, 64), (2, 2, 2, 64), (2, 2, 2, 64))
     seqlens, rows, pads = (5, 60), given.get("cache_batch_idx", int32(0, 1)).tolist(), given.get("cache_leftpad")
     pads = (0, 0) if pads is None else pads.tolist()
@@ -65,7 +65,7 @@ def test_flash_attn_with_kvcache():
             assert torch.equal(inputs[1], want_k) and torch.equal(inputs[2], want_v)
             for x, part in zip(out, parts):
                 hold(x, torch_reference.attend, *part, causal=True, what=f"{module.__name__} {given}")
-    # The dense form waits for nothing: it can be in a graph, where its lengths may change.
+    # The dense form never waits, so that a graph can capture it. The form's lengths may change in the graph.
     (q, k_cache, v_cache, _, _), _, _, _ = cache_case()
     seqlens = int32(5, 60, device=GPU)
     flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=seqlens, causal=True)
@@ -122,7 +122,8 @@ def test_sdpa():
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             low = F.scaled_dot_product_attention(q, k, v, **given)
         got = tandem.sdpa(q, k, v, **given)
-        # torch's plain way keeps the scores in float32: a rounding of the probabilities to 16 bits is allowed, too.
+        # torch's math backend keeps the scores in float32, so that a rounding of the probabilities to 16 bits is
+        # allowed, too.
         error, allowed = (got - want).abs().max(), 2 * (low - want).abs().max() + 2**-9 * want.abs().max()
         assert error <= allowed, (given, error, allowed)
     grouped = tandem.sdpa(q, k[:, :2], v[:, :2], enable_gqa=True)

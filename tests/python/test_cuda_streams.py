@@ -22,7 +22,7 @@ def test_streams():
         producer, stream = torch.cuda.Stream(), torch.cuda.Stream()
         with torch.cuda.stream(producer):
             for _ in range(20):
-                busy @ busy  # all later work comes late
+                busy @ busy  # all later work is delayed
             late = [x.clone() for x in (q, k, v)]
         stream.wait_stream(producer)
         with torch.cuda.stream(stream):
@@ -55,7 +55,7 @@ def test_graphs():
 
     def cold():
         raises(RuntimeError, "captured prepare", tandem.attention, *inputs, softcap=3.0)
-        inputs[0].add(1)  # the capture goes on
+        inputs[0].add(1)  # the capture continues
 
     captured(cold)
 

@@ -1,4 +1,4 @@
-"""CUDA tensors through torch.compile, operators, autocast, and torch's own scaled_dot_product_attention."""
+"""CUDA tensors through torch.compile, operators, autocast, and torch's scaled_dot_product_attention."""
 
 # Without a GPU, or torch, the file ends here.
 from cuda_cases import BF16, F32, hold, lengths, near, run, tensors
@@ -27,7 +27,7 @@ def test_compile():
 
     want = loss(q, k, v), *torch.autograd.grad(loss(q, k, v), (q, k, v))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's advice
+        warnings.simplefilter("ignore")  # torch prints advice
         for options in ({"backend": "aot_eager"}, {}):
             value = compiled(loss, **options)(q, k, v)
             got = value, *torch.autograd.grad(value, (q, k, v))
@@ -87,7 +87,7 @@ def test_torch_sdpa():
         assert len(calls) == 1
         run()
         assert len(calls) == 2
-        run(dropout_p=0.2)  # torch's own serves it
+        run(dropout_p=0.2)  # torch's implementation serves it
         assert len(calls) == 2
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

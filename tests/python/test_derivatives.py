@@ -15,7 +15,7 @@ from tandem.flash_attn import (  # noqa: E402
     flash_attn_varlen_func,
 )
 
-# torch's own import of its forward-mode formulas warns.
+# torch's import of its forward-mode formulas warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 CU = torch.tensor([0, 2, 5], dtype=torch.int32)
@@ -77,7 +77,7 @@ def test_second_derivatives_are_refused_where_they_are_evaluated(name, loss):
     q, k, v = x * scale, x.flip(1) * scale, x.flip(3)
     out = PATHS[name](q, k, v)
     total = out.sum() if loss == "linear" else out.square().sum()
-    (first,) = torch.autograd.grad(total, x, create_graph=True)  # legal alone
+    (first,) = torch.autograd.grad(total, x, create_graph=True)  # a first derivative alone is legal
     (plain,) = torch.autograd.grad(PATHS[name](q, k, v).sum() if loss == "linear" else
                                    PATHS[name](q, k, v).square().sum(), x)  # fmt: skip
     assert torch.equal(first, plain)

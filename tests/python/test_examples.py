@@ -1,4 +1,4 @@
-"""The programs of examples/python run, and keep their promises."""
+"""The programs of examples/python run, and produce the promised output."""
 
 import math
 import os
@@ -17,7 +17,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 
 
 def run(name, *arguments):
-    """The output of the example, with the tandem that is under test."""
+    """Returns the output of the example, with the tested tandem."""
     package = str(pathlib.Path(tandem.__file__).parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -66,7 +66,7 @@ def test_fa3_combine(random):
     q, k, v = random(2, 5, 2, 8), random(2, 12, 2, 8), random(2, 12, 2, 8)
     exact, exact_lse = torch_reference.dense(q.double(), k.double(), v.double())
     parts = [fa3.flash_attn_func(q, k[:, s], v[:, s], return_attn_probs=True) for s in (slice(0, 5), slice(5, 12))]
-    # A part that saw nothing has weight 0, whatever its out holds.
+    # A part without visible keys has weight 0, for any contents of its out.
     parts.append((torch.full((2, 5, 2, 8), float("nan")), torch.full((2, 2, 5), -INF)))
     outs, lses = torch.stack([o for o, _ in parts]), torch.stack([lse.transpose(1, 2) for _, lse in parts])
     out, lse = fa3.flash_attn_combine(outs, lses)

@@ -30,7 +30,7 @@ FA4_OPTIONS = {
 
 @pytest.mark.parametrize(("options", "plain"), FA4_OPTIONS.values(), ids=FA4_OPTIONS)
 def test_fa4(random, options, plain):
-    """out and lse, with gradients through both, and of a sink."""
+    """Computes out and lse, with gradients through both, and of a sink."""
 
     def ours(*x):
         return fa4.flash_attn_func(*x[:3], **options, learnable_sink=x[3], return_lse=True)
@@ -48,7 +48,7 @@ def test_fa4(random, options, plain):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sink_dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_fa4_takes_a_sink_of_any_type(random, dtype, sink_dtype):
-    """Its gradient has its own type."""
+    """The sink's gradient has a separate type."""
     q, k, sink = random(1, 5, 4, 8, dtype=dtype), random(1, 7, 2, 8, dtype=dtype), random(4).to(sink_dtype)
     sink.requires_grad_()
     plain = sink.detach().float().requires_grad_()
@@ -101,7 +101,7 @@ def test_fa4_returns_the_lse_when_it_is_needed(random):
 
 @pytest.mark.parametrize("packed", ["neither", "q", "k"])
 def test_fa4_varlen_of_dense_sides(random, packed):
-    """Each side is dense with used lengths, or packed; the result has q's shape."""
+    """Each side is dense with used lengths, or packed. The result has q's shape."""
     lengths_q, lengths_k = (6, 4), (3, 7)
     q, k, v = random(2, 6, 4, 16), random(2, 7, 2, 16), random(2, 7, 2, 16)
     used = {"seqused_q": int32(*lengths_q), "seqused_k": int32(*lengths_k)}
@@ -205,7 +205,7 @@ def test_functions_that_call_cutlass(random, monkeypatch):
 
 
 class BlockSparse(NamedTuple):
-    """As flash_attn.cute.block_sparsity.BlockSparseTensorsTorch has them."""
+    """The fields of flash_attn.cute.block_sparsity.BlockSparseTensorsTorch."""
 
     mask_block_cnt: Any
     mask_block_idx: Any

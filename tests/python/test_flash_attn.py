@@ -160,7 +160,7 @@ def test_dropout_is_what_s_dmask_says(random, form):
     plain = torch_reference.packed if varlen else torch_reference.dense
     multiplier = kept.double() * 256 / (256 - round(p_drop * 256))
     torch_reference.hold(dropped, lambda *x: plain(*split(*x), *cu, kept=multiplier, **plain_options), inputs)
-    # Attending to an identity gives the undropped probabilities themselves, here of the first sequence.
+    # Attention to an identity matrix returns the probabilities before dropout, here of the first sequence.
     q, k, _ = split(*inputs)
     first = [x[: cu[n][1]] if varlen else x[0] for n, x in enumerate((q, k))]
     identity = torch.eye(first[1].shape[0], dtype=torch.float64)[:, None].expand(-1, k.shape[-2], -1)

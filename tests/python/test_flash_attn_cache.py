@@ -1,6 +1,6 @@
 """flash_attn_with_kvcache of tandem.flash_attn and tandem.fa3 against standard attention in float64.
 
-The tests cover the keys that it appends, reads and returns. Every refusal leaves the cache as it was.
+The tests cover the keys that it appends, reads and returns. A refusal does not change the cache.
 """
 
 import pytest
@@ -34,7 +34,7 @@ LENGTHS = int32(3, 9, 6)
 @pytest.mark.parametrize(("rotation", "seqlen_new"), [(None, 0), (None, 4), ("halves", 1), ("interleaved", 4)])
 @pytest.mark.parametrize("where", ["rows in order", "batch_idx", "leftpad", "both"])
 def test_kvcache(random, options, plain, rotation, where, seqlen_new):
-    # Each pair of an option and a place to attend to has another layout.
+    # Each pair of an option and a place has another layout.
     layout = LAYOUTS[(list(KV_OPTIONS.values()).index((options, plain)) + len(where) + seqlen_new) % len(LAYOUTS)]
     k_cache, v_cache = caches(random, layout)
     q = random(3, 4, HEADS, DIM)

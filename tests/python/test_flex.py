@@ -88,7 +88,7 @@ def test_what_is_returned():
 
 
 def largest_scores(score_mod, block_mask, q, k, dtype=torch.float64):
-    """By torch's formula, which its own call has for GPUs alone."""
+    """Compares with torch's formula, which torch itself offers only on GPUs."""
     q, k = (x.detach().to(dtype) for x in (q, k))
     score_mod = score_mod or (lambda score, b, h, q_idx, kv_idx: score)
     blocks = block_mask.as_tuple() if hasattr(block_mask, "as_tuple") else block_mask

@@ -1,4 +1,4 @@
-"""Functions and block masks that flex_attention could read wrongly: each gives torch's result or is refused by name."""
+"""Functions and block masks that are easily misread. Each gives torch's result, or is refused by name."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def tensors(*shape, count=3, **options):
 
 
 def reference(q, k, v, score_mod=None, mask=None):
-    """Attention in torch's operations, score_mod mapped over all scores."""
+    """Computes attention by torch's operations, with score_mod mapped over all scores."""
     scores = q @ k.mT * q.shape[-1] ** -0.5
     if score_mod is not None:
         for dims in (
@@ -38,7 +38,7 @@ def reference(q, k, v, score_mod=None, mask=None):
 
 
 def seen(block_mask, mask_mod):
-    """The visible keys of a BlockMask, (batch, heads, LENGTH, LENGTH), from its lists."""
+    """Returns the visible keys of a BlockMask, (batch, heads, LENGTH, LENGTH), from its lists."""
     partial = listed(block_mask.kv_num_blocks, block_mask.kv_indices)
     if mask_mod is not None:
         i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
@@ -267,7 +267,7 @@ def test_lists_of_other_tensors_are_refused(mask, sentence):
 
 
 class OnGpu:
-    """A tensor that claims to be on a GPU, for the choice that mask_of makes."""
+    """A tensor that reports a GPU as its device, for the choice in mask_of."""
 
     is_cuda, device = True, torch.device("cpu")
 
@@ -299,7 +299,7 @@ def test_masks_of_create_block_mask_need_no_table():
     mask = tandem.create_block_mask(lambda b, h, i, j: i >= j, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=8)
     options = mask_of(mask, OnGpu(2, 4, LENGTH, 8), OnGpu(2, 4, LENGTH, 8))
     assert options["mask_mod"].text == "q >= k" and "block_mask" not in options
-    mask.kv_num_blocks.zero_()  # written to, so it differs from create_block_mask's
+    mask.kv_num_blocks.zero_()  # written to, so that it differs from create_block_mask's
     options = mask_of(mask, OnGpu(2, 4, LENGTH, 8), OnGpu(2, 4, LENGTH, 8))
     assert "[" in options["mask_mod"].text
 

@@ -1,4 +1,6 @@
-"""Block masks of tandem.flex_attention and of arrays: lists that are read, and lists that create_block_mask makes."""
+"""Block masks of tandem.flex_attention and of arrays: lists that kernels read, and lists that create_block_mask
+returns.
+"""
 
 import numpy as np
 import pytest
@@ -15,9 +17,9 @@ from tandem import flex  # noqa: E402
 
 
 def blocks_of_any_kind(batch, heads, seed=3):
-    """A BlockMask whose lists hide more than its mask_mod, with rows that see nothing, in no order."""
+    """Returns a BlockMask whose lists hide more than its mask_mod, in random order. Some rows have no visible key."""
     random = np.random.default_rng(seed)
-    kind = torch.from_numpy(random.integers(0, 4, (batch, heads, 3, 5)))  # hidden, hidden, in part, whole
+    kind = torch.from_numpy(random.integers(0, 4, (batch, heads, 3, 5)))  # hidden, hidden, partial, full
     kind[:, :, 1] *= random.integers(0, 2)
     lists = []
     for wanted in (2, 3):
@@ -58,7 +60,7 @@ def through(mask):
 
 
 def empty(mask, data=False):
-    """The mask with no block in its lists; data: so that no version counts it."""
+    """Empties the lists of the mask. data: writes through .data, so that the version does not change."""
     for counts in (mask.kv_num_blocks, mask.full_kv_num_blocks):
         (counts.data if data else counts).zero_()
     return mask
@@ -106,7 +108,7 @@ def test_lists_that_may_be_others_are_read(spoil):
 
 def test_lists_of_another_mask_mod_are_read():
     mask = window_mask()
-    mask.mask_mod = within(30)  # shown of blocks that the first shows in part
+    mask.mask_mod = within(30)  # evaluated in the partial blocks of the first mask
     seen = mask.to_dense().bool().repeat_interleave(8, 2).repeat_interleave(8, 3)
     distance = torch.arange(40)[:, None] - torch.arange(40)
     x = tensors(*[(1, 2, 40, 16)] * 3)
@@ -122,7 +124,7 @@ def test_lists_of_blocks_of_another_size_are_read():
 
 
 def test_a_number_that_a_mask_captured_may_change():
-    """The lists are of the first, and hide what the second would show beyond them."""
+    """The first mask has the lists. The lists hide keys that the second mask_mod would show."""
     width = 9
 
     def window(b, h, q_idx, kv_idx):
@@ -156,7 +158,7 @@ def test_blocks_of_arrays():
         tandem.attention(*arrays, block_mask=[])
 
 
-# ---- Making them ----------------------------------------------------------------------------------------------------
+# ---- Creation --------------------------------------------------------------------------------------------------------
 
 
 def test_blocks_of_texts():

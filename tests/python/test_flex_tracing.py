@@ -51,8 +51,8 @@ def test_a_changed_number_changes_no_text():
     assert one.text == other.text == "select(q - k < width, score * gain, score / 4)"
     assert (one.bindings, other.bindings) == ({"width": 9, "gain": 0.5}, {"width": 1000, "gain": 3.25})
     wide = trace(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx < WINDOW) | (kv_idx == 7), "mask_mod", CPU)
-    assert wide.bindings == {"WINDOW": 7}  # also where it is a global one, equal to a literal
-    assert window(4, 0.5).text != one.text  # the literal is the captured number: one name for both
+    assert wide.bindings == {"WINDOW": 7}  # also if the literal equals a global variable
+    assert window(4, 0.5).text != one.text  # the literal equals the captured number and shares its name
 
 
 def test_captured_things_are_looked_at_in_every_call():
@@ -75,7 +75,7 @@ def test_negative_indices_count_from_the_end():
 
 
 class Random:
-    """Random functions, which take symbols as well as tensors."""
+    """Random functions, which accept symbols as well as tensors."""
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
@@ -150,7 +150,7 @@ class Random:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_functions(seed):
-    """Every score alone, and its gradients: the LSE of a query that sees one key is that key's score."""
+    """Checks every score separately, and its gradients: the LSE of a query with one visible key is that key's score."""
     random = Random(seed)
     function = random.number(1 + seed % 4)
     q, k, v = tensors((BATCH, HEADS, 5, 8), *[(BATCH, HEADS, 6, 8)] * 2, dtype=torch.float64, seed=seed)

@@ -23,7 +23,7 @@ TINY = "--device cpu --layers 2 --width 32 --heads 2 --tokens 64 --batch 8 --ste
 
 
 def run(*arguments):
-    """The finished program; with the tandem that is under test."""
+    """Runs the program with the tested tandem."""
     package = str(pathlib.Path(tandem.__file__).parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -32,7 +32,10 @@ def run(*arguments):
 
 
 def made_up_text():
-    """The same bytes whatever pages the program learns from otherwise; easy, so that rounding stays small."""
+    """Writes the same bytes for any pages that the program learns from otherwise.
+
+    The pages are easy, so that rounding stays small.
+    """
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 7))) for _ in range(60)]
     return " ".join(draw.choices(words, k=8000))
@@ -40,7 +43,7 @@ def made_up_text():
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """The output of a comparison of two seeds, its record and its picture."""
+    """Returns the output of a comparison of two seeds, its record and its picture."""
     folder = tmp_path_factory.mktemp("gpt")
     (folder / "text").write_text(made_up_text())
     files = folder / "gpt.json", folder / "gpt.svg"
@@ -52,7 +55,7 @@ def compared(tmp_path_factory):
 
 @pytest.fixture
 def program(monkeypatch):
-    """train.py as a module, whose neighbours are not left for other tests."""
+    """Imports train.py as a module, without leaving its neighbours to other tests."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     ours = ("train", "attention", "curves", "model")
     for name in ours:
@@ -84,7 +87,8 @@ def test_libraries_agree_within_the_spread(compared):
     printed, record, _ = compared
     losses = {(of["attention"], of["seed"]): of["losses"] for of in record["runs"]}
     for seed in range(2):
-        # The same weights and bytes: first losses differ by float32's rounding, far less than one seed from another.
+        # Weights and bytes are equal, so that first losses differ only by float32's rounding, far less than between
+        # seeds.
         assert abs(losses["tandem", seed][0] - losses["sdpa", seed][0]) < 1e-5
     assert abs(losses["tandem", 0][0] - losses["tandem", 1][0]) > 1e-3
     finals = {
@@ -118,7 +122,7 @@ def made_up(attention, finals, weights="same"):
     [
         ((1.01, 1.11, 1.21), "same", 0, "within"),
         ((1.31, 1.41, 1.51), "same", 1, "NOT within"),  # they differ by more than the spread
-        ((0.5, 1.1, 9.0), "same", 1, "NOT within"),  # its separate spread allows nothing
+        ((0.5, 1.1, 9.0), "same", 1, "NOT within"),  # the separate spread is too small
         ((1.0, float("nan"), 1.2), "same", 1, "NOT within"),
         ((1.0, 1.1, 1.2), "other", 0, "differ"),  # another library's runs may differ
     ],

@@ -1,4 +1,4 @@
-"""The package's code for GPUs on a machine without one: gradients by torch's operator, padding, opening a GPU, its
+"""The package's GPU code on a machine without a GPU: gradients by torch's operator, padding, opening a GPU, its
 workspace, the search for the compiler. test_cuda*.py need a GPU."""
 
 import types
@@ -21,7 +21,7 @@ def tensors(*shapes, seed=0, dtype=torch.float32):
 
 
 def flash_visible(seqlen_q, seqlen_k, causal, left, right, longest_k=None):
-    """The visible keys of one sequence in FlashAttention-2's backward, by its sources' treatment of bounds."""
+    """Returns the visible keys of one sequence by the bounds of FlashAttention-2's backward sources."""
     longest_k = seqlen_k if longest_k is None else longest_k
     left, right = (-1 if x is None else x for x in (left, right))
     right = 0 if causal else right
@@ -40,7 +40,7 @@ def flash_visible(seqlen_q, seqlen_k, causal, left, right, longest_k=None):
 
 
 def visible(seqlen_q, seqlen_k, causal, alignment, window):
-    """The visible keys by docs/semantics.md."""
+    """Returns the visible keys by docs/semantics.md."""
     left, right = window
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -96,7 +96,10 @@ def test_the_operator_sees_the_same_keys_of_packed_sequences():
 
 
 def flash_backward_of_one(dout, q, k, v, out, lse, scale, seen):
-    """FlashAttention-2's backward of one sequence, (seqlen, heads, head_dim): it knows the softmax by the lse alone."""
+    """Computes FlashAttention-2's backward of one sequence, (seqlen, heads, head_dim).
+
+    The computation reconstructs the softmax from the lse.
+    """
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = scale * torch.einsum("ihd,jhd->hij", q, wide_k)
@@ -110,7 +113,7 @@ def flash_backward_of_one(dout, q, k, v, out, lse, scale, seen):
 
 @pytest.fixture
 def operator():
-    """torch's operator on the CPU, which has none there."""
+    """Implements torch's operator on the CPU, where torch has none."""
     calls = []
 
     def backward(dout, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout_p, causal, rng_state, unused, *, scale=None,
@@ -162,7 +165,7 @@ def test_gradients_by_the_operator(operator, name, with_sink):
         q_shape, k_shape, (*k_shape[:-1], dim_v), (*q_shape[:-1], dim_v), q_shape[-2:-1], dtype=torch.float64
     )
     sink = sink if with_sink else None
-    if name == "top-left":  # more keys than queries: a shift to the operator's bounds
+    if name == "top-left":  # more keys than queries shift the operator's bounds
         k, v = k[:, :7], v[:, :7]
     out, lse = tandem.attention(q, k, v, sink=sink, return_lse=True, **given)
     wanted = tandem.attention_backward(dout, q, k, v, out, lse, sink=sink, **given)
@@ -246,7 +249,7 @@ def test_padding_hides_no_mistake(padding):
 
 
 class Binding:
-    """A binding whose calls answer like this."""
+    """A binding whose calls return this answer."""
 
     def __init__(self, *answers, opened=0):
         self.answers, self.opened, self.calls, self.open = list(answers), opened, [], []
@@ -316,7 +319,7 @@ def test_the_compiler_of_torchs_version_is_found(tmp_path, monkeypatch):
 def test_requests_of_the_binding(binding):
     run = pytest.importorskip(f"tandem.{binding}").run
 
-    def on_gpu(address, strides, dim=8, bits=16):  # on GPU number 77, as _arrays.describe does
+    def on_gpu(address, strides, dim=8, bits=16):  # on GPU number 77, like _arrays.describe
         return (address, 2, 77, 4, bits, (1, 2, 1, dim), (*strides, 1), False, None)
 
     def asked(*given, what=0):
@@ -325,7 +328,7 @@ def test_requests_of_the_binding(binding):
     whole, off, wide = on_gpu(64, (16, 8, 8)), on_gpu(66, (16, 8, 8)), on_gpu(64, (18, 9, 9))
     assert asked(whole, whole, whole, whole) == ("open", 77)
     assert asked(whole, whole, whole, whole, what=_binding.CHECK) == ("open", 77)
-    assert asked(whole, off, wide, off) == ("copy", ["k", "v"])  # out is written where it lies
+    assert asked(whole, off, wide, off) == ("copy", ["k", "v"])  # out must be written in place
     assert asked(off, on_gpu(64, (16, 8, 8), bits=32), whole, whole) == ("copy", ["q"])
     odd = on_gpu(64, (10, 5, 5), dim=5)  # a copy would not help
     assert asked(odd, odd, odd, odd) == ("open", 77)
@@ -381,7 +384,7 @@ def test_the_registered_backward_is_torchs():
     torch_sdpa = pytest.importorskip("tandem.torch_sdpa")
     q, k, v, dout = (x.transpose(1, 2) for x in tensors(*[(2, 3, 6, 8)] * 4))
     for causal, window, rows in ((True, (-1, None), 6), (False, (2, 1), 6), (True, (None, None), 4)):
-        keys, values = k[:, :rows], v[:, :rows]  # fewer than queries: some see none
+        keys, values = k[:, :rows], v[:, :rows]  # fewer keys than queries: some queries see none
         named = {"scale": 0.3, "window_size_left": window[0], "window_size_right": window[1]}
         out, lse, random, unused, _ = torch_sdpa._forward(
             q, keys, values, None, None, 6, rows, 0.0, causal, False, **named
@@ -398,7 +401,8 @@ def test_the_registered_backward_is_torchs():
         torch_sdpa._backward(dout, q, k, v, out, lse, None, None, 6, 6, 0.5, True, random, unused)
 
 
-# ---- Which backward --------------------------------------------------------------------------------------------------
+# ---- Choice of the backward
+# -------------------------------------------------------------------------------------------
 
 
 def test_hopper_has_a_backward_and_others_have_torchs(monkeypatch):

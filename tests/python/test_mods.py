@@ -20,14 +20,14 @@ Q, K, V = arrays((2, 9, 4, 16), (2, 12, 2, 16), (2, 12, 2, 8))
 
 
 def both(options):
-    """Standard attention of each sequence of the batch, in float64 and float32."""
+    """Computes standard attention of each sequence of the batch, in float64 and float32."""
     return (
         [np.stack(x) for x in zip(*(reference.forward(q, k, v, dtype=dtype, **options) for q, k, v in zip(Q, K, V)))]
         for dtype in (np.float64, np.float32)
     )
 
 
-# A text, and the option that it amounts to.
+# A text, and the option that equals it.
 SAME = {
     "ALiBi": ({"score_mod": tandem.Mod(ALIBI, slope=SLOPES)}, {"alibi_slopes": SLOPES, "alignment": "top_left"}),
     "softcap": ({"score_mod": tandem.Mod("cap * tanh(score / cap)", cap=0.5)}, {"softcap": 0.5}),
@@ -56,7 +56,7 @@ def test_a_text_is_the_option_that_it_says(mods, option):
 
 
 def bits(*, packed, **options):
-    """out, lse, dq, dk and dv, of dense tensors or of packed ones."""
+    """Computes out, lse, dq, dk and dv of dense or packed tensors."""
     q, k, v = Q, K, V
     if packed:
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (Q, K, V))
@@ -75,7 +75,7 @@ def test_a_text_has_the_bits_of_the_option(mods, option, packed):
 
 
 def test_lists_that_are_not_of_the_mask_mod_say_what_they_say():
-    """Nothing is seen by lists without a block, unless the caller declares them equal to mask_mod."""
+    """Lists without a block hide all keys, unless the caller declares that they equal mask_mod."""
     blocks = tandem.Blocks(np.zeros((1, 1, 1), np.int32), np.zeros((1, 1, 1, 1), np.int32))
     assert not tandem.attention(Q, K, V, mask_mod="k <= q", block_mask=blocks).any()
     of_mask_mod = blocks._replace(of_mask_mod=True)
@@ -108,7 +108,7 @@ def test_gradients_are_written_where_they_are_wanted():
     np.testing.assert_allclose(mine, 3 + whole.dscore_mod["slope"], rtol=1e-5)
     none = tandem.attention_backward(dout, Q, K, V, out, lse, score_mod=mod, dscore_mod=False)
     assert none.dscore_mod == {"slope": None}
-    for dq in (whole.dq, none.dq):  # by the text, and by the option that it is
+    for dq in (whole.dq, none.dq):  # once by the text, once by the equal option
         reference.hold(dq, np.stack(exact[1]), np.stack(plain[1]))
     assert tandem.attention_backward(dout, Q, K, V, out, lse).dscore_mod is None
 
@@ -154,7 +154,7 @@ def test_the_ctypes_binding_takes_them_too(run_python):
         try:
             tandem.attention_backward(x, x, x, x, out, lse, dscore_mod={"slope": slope}, **mods)
         except ValueError as error:
-            assert "a gradient of score_mod is read-only" in str(error), error
+            assert "a gradient of score_mod must be writable" in str(error), error
         else:
             raise AssertionError("written")
         """
@@ -204,7 +204,7 @@ def test_texts_and_targets_that_are_none():
     for target, sentence in (
         ({"slop": SLOPES}, "dscore_mod .'slop'. must have names of score_mod's float arrays"),
         ({"slope": SLOPES[:3]}, r"score_mod.slope.gradient.dim0 .3. must equal"),
-        ({"slope": READ_ONLY}, "a gradient of score_mod is read-only"),
+        ({"slope": READ_ONLY}, "a gradient of score_mod must be writable"),
     ):
         with pytest.raises(ValueError, match=sentence):
             tandem.attention_backward(out, Q, K, V, out, lse, score_mod=mod, dscore_mod=target)

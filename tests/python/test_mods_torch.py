@@ -16,8 +16,9 @@ def tensors(*shapes, dtype=torch.float32, seed=0, grad=True):
 
 
 def attend(q, k, v, slope, table, **options):
-    """Everything at once: float tensors in both (a mask has no gradient, but may read what wants one), a number, ints,
-    bools."""
+    """Uses everything at once: float tensors in both (a mask has no gradient, but may read a tensor that needs one), a
+    number, ints, bools.
+    """
     seen = torch.arange(k.shape[1], device=q.device) != 2
     text = "score = score - slope[head] * abs(q - k) * strength; score + table[q, k // 2]"
     return tandem.attention(

@@ -45,7 +45,7 @@ OPTIONS = {
 
 
 def check(sequences, ours, gradients, options, dlse=None):
-    """sequences: (q, k, v, dout, own options) each; ours: (out, lse) each; gradients: (dq, dk, dv) each, and dsink."""
+    """sequences: (q, k, v, dout, options) each; ours: (out, lse) each; gradients: (dq, dk, dv) each, and dsink."""
     dsink, plain_dsink = 0, 0
     for n, ((q, k, v, dout, own), (out, lse)) in enumerate(zip(sequences, ours)):
         all_options = {**options, **own}
@@ -222,7 +222,7 @@ def test_zero_sizes(shapes):
 
 
 class Producer:
-    """Speaks DLPack and nothing else."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array):
         self.array = array

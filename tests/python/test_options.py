@@ -1,4 +1,4 @@
-"""The argument list of options.def against what is written by hand: signatures, both bindings, torch's operators."""
+"""Compares the argument list of options.def with handwritten code: signatures, both bindings, torch's operators."""
 
 import inspect
 import pathlib
@@ -14,13 +14,13 @@ from tandem._binding import BACKWARD, CHECK
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Arguments of a call that a Python function takes under another name.
+# Arguments of a call that a Python function has under another name.
 PARTS = {
     "diagonal_offsets": "diagonal_offset",
     **dict.fromkeys(("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"), "block_mask"),
     **dict.fromkeys(("mask_block_q", "mask_block_k", "blocks_of_mask_mod"), "block_mask"),
 }
-DEFAULTS = {"Flag": False, "Real": 0.0, "Alignment": "bottom_right"}  # by kind; all other kinds have None
+DEFAULTS = {"Flag": False, "Real": 0.0, "Alignment": "bottom_right"}  # values by kind; all other kinds have None
 NUMBERS = [n for n, kind in _options.KINDS.items() if kind in ("Length", "Scale", "Real", "Count")]
 FLAGS = [n for n, kind in _options.KINDS.items() if kind == "Flag"]
 
@@ -39,7 +39,7 @@ def arrays():
 
 
 def names_of(kinds):
-    """The parameters of those arguments, in a set. OutputOnly arguments come from out_dtype."""
+    """Returns the set of parameters of those arguments. OutputOnly arguments come from out_dtype."""
     return {PARTS.get(name, name) for name, kind in _options.KINDS.items() if kind in kinds}
 
 
@@ -88,7 +88,7 @@ def test_bindings_refuse_other_names(binding):
 
 
 def run(binding, what, call_args):
-    """The answer of a call: None, or the code and the sentence."""
+    """Returns None, or the code and the message of a failed call."""
     answer = binding.run(what, call_args)
     return answer if answer is None or answer[0] != "refused" else (answer[1], binding.last_error())
 
@@ -97,7 +97,7 @@ def run(binding, what, call_args):
 @pytest.mark.parametrize("what", [CHECK, CHECK + BACKWARD])
 @pytest.mark.parametrize("name", list(_options.KINDS))
 def test_bindings_agree(name, what):
-    """A value of each kind that the library refuses where it reads the member."""
+    """A value of each kind that the library refuses when it reads the member."""
     values = {"Tensor": np.zeros((3, 5), np.int64), "Length": -5, "Scale": np.inf, "Real": np.nan, "Count": -1}
     values |= {"Flag": True, "Alignment": "explicit", "Window": (-2, 1), "Seed": 7, "OutputOnly": True}
     values["Mod"] = ("what", ())
@@ -123,7 +123,7 @@ def test_operators_have_every_argument():
 
 @pytest.mark.parametrize("options", [{"num_splits": 7}, {"deterministic": True}, {"batch_invariant": True}])
 def test_options_that_change_no_result(options):
-    """The CPU reads none of these, as tandem.h states."""
+    """The CPU ignores these arguments, as tandem.h states."""
     q, k = (np.random.default_rng(1).standard_normal((2, n, 4, 16), np.float32) for n in (3, 700))
     assert np.array_equal(tandem.attention(q, k, k, **options), tandem.attention(q, k, k))
 

@@ -1,4 +1,4 @@
-"""Parts of an attention: where the diagonal lies, float32 results, merging, gradients that are added up."""
+"""Parts of an attention: the position of the diagonal, float32 results, merging, summed gradients."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_float32_results_of_float16():
 
 
 def ring(q, k, v, parts, sink, **options):
-    """(out, lse) of each part of the keys. The queries are the last of the sequence."""
+    """Returns (out, lse) of each part of the keys. The queries are the last of the sequence."""
     size, results = k.shape[1] // parts, []
     for n in range(parts):
         keys = slice(n * size, (n + 1) * size)
@@ -85,9 +85,9 @@ def test_merged_parts_are_the_whole():
 
 def test_what_cannot_be_merged():
     out, lse = np.zeros((1, 3, 2, 8), f32), np.zeros((1, 2, 3), f32)
-    with pytest.raises(ValueError, match="outs .0. and lses .0. must be as many, and at least one"):
+    with pytest.raises(ValueError, match="outs .0. and lses .0. must have one length of at least 1"):
         tandem.merge([], [])
-    with pytest.raises(ValueError, match="outs .2. and lses .1. must be as many"):
+    with pytest.raises(ValueError, match="outs .2. and lses .1. must have one length"):
         tandem.merge([out, out], [lse])
     with pytest.raises(ValueError, match=r"outs\[1\].head_dim .7. must equal out.head_dim .8."):
         tandem.merge([out, out[..., :7].copy()], [lse, lse])

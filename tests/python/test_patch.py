@@ -1,4 +1,4 @@
-"""tandem.patch(): other names for Tandem, and everything as before once it is undone."""
+"""tandem.patch(): replaces other names by Tandem, and restores them."""
 
 import importlib
 import importlib.metadata
@@ -87,7 +87,7 @@ def test_metadata():
 
 @pytest.fixture
 def real_flash_attn(monkeypatch):
-    """A stand-in for an installed and loaded flash_attn, one of whose submodules is blocked."""
+    """A fake installed and loaded flash_attn, one of whose submodules is blocked."""
     modules = {name: types.ModuleType(name) for name in ("flash_attn", "flash_attn.ops", "flash_attn_interface")}
     modules["flash_attn.losses"] = None
     for name, module in modules.items():

@@ -1,4 +1,6 @@
-"""tandem.flash_attn.layers.rotary against complex numbers in float64, and tandem.flash_attn.bert_padding both ways."""
+"""Compares tandem.flash_attn.layers.rotary with complex numbers in float64, and tests tandem.flash_attn.bert_padding in
+both directions.
+"""
 
 import pytest
 
@@ -12,7 +14,7 @@ from tandem.flash_attn.layers import rotary  # noqa: E402
 
 
 def turned(x, cos, sin, places, interleaved):
-    """x (..., seqlen, heads, head_dim) turned as complex numbers by its places, (..., seqlen)."""
+    """Rotates x (..., seqlen, heads, head_dim) as complex numbers by its positions, (..., seqlen)."""
     half = cos.shape[1]
     order = torch.arange(2 * half)
     order = order.reshape(half, 2) if interleaved else order.reshape(2, half).T
@@ -23,9 +25,9 @@ def turned(x, cos, sin, places, interleaved):
 
 
 def hold(ours, x, expected, cos, sin):
-    """ours(x, cos, sin) and its gradient, within one rounding to x's type.
+    """Checks ours(x, cos, sin) and its gradient within one rounding to x's type.
 
-    The rotation is linear and its products are taken in float32.
+    The rotation is linear, and its products are float32.
     """
     dout = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     exact_x = x.double().requires_grad_()
@@ -142,7 +144,7 @@ def test_rotary_of_kv(random, interleaved):
 
 
 def tables(dim, seqlen, base, scale_base):
-    """cos and sin of q and of k in float64, from RoFormer's and XPos' formulas."""
+    """Returns cos and sin of q and of k in float64, by RoFormer's and XPos' formulas."""
     i = torch.arange(0, dim, 2, dtype=torch.float64)
     angles = torch.arange(seqlen, dtype=torch.float64)[:, None] / base ** (i / dim)
     scale = torch.ones_like(angles)
@@ -197,7 +199,7 @@ def test_rotary_module_keeps_its_tables(random):
     assert module._cos_cached is cos and module._seq_len_cached == 6
     module(random(1, 7, 3, 2, 8))
     assert module._cos_cached.shape == (7, 4)
-    # Places in bfloat16 would be whole only up to 256.
+    # Positions in bfloat16 would be exact only up to 256.
     module = rotary.RotaryEmbedding(8).to(torch.bfloat16)
     module(random(1, 300, 3, 1, 8, dtype=torch.bfloat16))
     (cos, _), _ = tables(8, 300, 10000.0, None)

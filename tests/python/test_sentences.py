@@ -19,7 +19,7 @@ BHSD = [x.transpose(1, 2) for x in (Q, K.repeat_interleave(2, 2), V.repeat_inter
 PAGES = torch.zeros(2, 1, dtype=torch.int32)
 CU = int32(0, 2, 5)
 
-COMMON = {  # every flash_attn_func
+COMMON = {  # parameters of every flash_attn_func
     "numpy": (lambda f: f(*ARRAYS), TypeError, r"q \(ndarray\) must be a torch tensor"),
     "numpy v": (lambda f: f(Q, K, ARRAYS[2]), TypeError, r"v \(ndarray\) must be a torch tensor"),
     "a number": (lambda f: f(torch.tensor(1.0), K, V), ValueError, r"q.ndim \(0\) must be 4"),

@@ -1,4 +1,4 @@
-"""The signatures that the drop-in modules replace, written out: names, order and defaults."""
+"""The signatures that the drop-in modules replace: names, order and defaults."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Eager calls do what torch's dispatcher does for lazy negation, versions of written tensors, and other layouts."""
+"""Eager calls behave like torch's dispatcher for lazy negation, versions of written tensors, and other layouts."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def heads_first(x):
 
 
 def negated(x):
-    """-x, as a lazily negated view."""
+    """Returns -x as a lazily negated view."""
     result = torch._neg_view(x.clone())
     assert result.is_neg()
     return result
 
 
 def gradients(x):
-    """The gradients of a call of x, and of a gradient that is negated lazily itself."""
+    """Returns the gradients of a call of x, from an incoming gradient that is negated lazily."""
     x = x.requires_grad_()
     out = tandem.attention(x, Q, Q)
     return torch.autograd.grad(out, x, negated(torch.ones_like(out)))[0]

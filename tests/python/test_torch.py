@@ -1,4 +1,4 @@
-"""torch tensors: gradients of everything, the operators, torch.compile, autocast, devices' threads."""
+"""torch tensors: all gradients, the operators, torch.compile, autocast, threads."""
 
 import threading
 
@@ -100,7 +100,7 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_types_and_layouts(dtype):
     q, k, v, dout = tensors(*[(2, 3, 20, 16)] * 4, dtype=dtype)
-    turned = [x.transpose(1, 2) for x in (q, k, v)]  # (batch, heads, seqlen, dim) in memory
+    turned = [x.transpose(1, 2) for x in (q, k, v)]  # memory has the order (batch, heads, seqlen, dim)
     out = tandem.attention(*turned, causal=True)
     assert out.dtype == dtype and out.is_contiguous() and out.shape == (2, 20, 3, 16)
     out.backward(dout.transpose(1, 2))
@@ -109,7 +109,7 @@ def test_types_and_layouts(dtype):
     low = {torch.float32: np.float32}.get(dtype, np.float32)
     exact, plain = (reference.backward(*n, causal=True, dtype=t)[0] for t in (np.float64, low))
     plain = torch.from_numpy(plain).to(dtype).double().numpy()
-    # 16-bit: P and the gradient of the scores are rounded too, to 2^-9 or 2^-12 of their size.
+    # In 16 bits P and the gradient of the scores are rounded too, to 2^-9 or 2^-12 of their size.
     slack = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 0}[dtype] * np.abs(exact).max()
     got = q.grad[0].double().numpy().transpose(1, 0, 2)
     assert np.abs(got - exact).max() <= 2 * np.abs(plain - exact).max() + slack + 2**-19
@@ -117,7 +117,7 @@ def test_types_and_layouts(dtype):
 
 def test_a_gradient_of_any_strides():
     q, k, v = tensors(*[(1, 5, 2, 8)] * 3)
-    tandem.attention(q, k, v).sum().backward()  # an expanded scalar: strides of 0
+    tandem.attention(q, k, v).sum().backward()  # an expanded scalar has strides of 0
     expanded = q.grad.clone()
     q.grad = None
     out = tandem.attention(q, k, v)
@@ -227,7 +227,7 @@ def test_transforms_see_the_operator():
         assert out.shape == (1, 4, 2, 8) and lse.shape == (1, 2, 4)
 
 
-# Inputs of a call by name, which of them have examples and where; others are shared by all.
+# Names of inputs that only some examples have, and the examples. All examples share the other inputs.
 MAPPED = {
     "dense": ({"q": 0, "k": 0, "v": 0}, {"causal": True}, {}),
     "shared keys": ({"q": 1}, {}, {}),
@@ -288,7 +288,7 @@ def test_out_and_mixed_kinds():
         tandem.attention(q, k.numpy(), v)
     before = out.clone()
     for bad in ({"q": q.clone().requires_grad_()}, {"out": out.clone().requires_grad_()}):
-        with pytest.raises(ValueError, match="out must be None where a gradient is wanted"):
+        with pytest.raises(ValueError, match="out must be None if a gradient is required"):
             tandem.attention(**{"q": q, "k": k, "v": v, "out": out, **bad})
     assert torch.equal(before, out)
 
@@ -312,7 +312,7 @@ def test_calls_from_many_threads():
 
 
 def test_runs_on_torchs_threads(run_python):
-    """No second set of threads on the same cores, and torch.set_num_threads is obeyed."""
+    """Tandem starts no second set of threads on the same cores, and torch.set_num_threads limits it."""
     run_python("""
         import torch, tandem, os
         torch.set_num_threads(2)

@@ -1,4 +1,4 @@
-"""attn_implementation="tandem": models with random weights give what eager attention gives, gradients included.
+"""attn_implementation="tandem": models with random weights give the results of eager attention, gradients included.
 
 The reference is the same model in float64 with eager attention. An error may be twice the error of eager attention in
 float32, plus a few units in the last place.
@@ -26,7 +26,7 @@ SIZES = {
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "initializer_range": 0.15,  # large scores: attention is far from a plain average
+    "initializer_range": 0.15,  # large scores make attention differ from an average
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
@@ -91,7 +91,7 @@ class InDouble(TorchFunctionMode):
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Matrices this small only make threads wait for each other."""
+    """One thread, because with such small matrices threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -100,7 +100,7 @@ def one_thread():
 
 @pytest.fixture
 def no_whole_mask(monkeypatch):
-    """Fails the test where the whole (batch, 1, seqlen_q, seqlen_k) mask is built."""
+    """Fails the test if the whole (batch, 1, seqlen_q, seqlen_k) mask is built."""
 
     def whole(self):
         raise AssertionError(f"built the whole mask {self}")
@@ -109,7 +109,7 @@ def no_whole_mask(monkeypatch):
 
 
 class Trio:
-    """One model three times, with the same weights: float64 eager, float32 eager, float32 tandem."""
+    """Builds one model three times, with the same weights: float64 eager, float32 eager, float32 tandem."""
 
     def __init__(self, name, dtype=torch.float32):
         torch.manual_seed(5)
@@ -132,14 +132,17 @@ class Trio:
         return model
 
     def each(self, function):
-        """function(model) of the three, the reference's first; in the reference nothing is rounded to float32."""
+        """Returns function(model) of the three, the reference's first.
+
+        In the reference no value is rounded to float32.
+        """
         with InDouble():
             reference = function(self.reference)
         return reference, function(self.plain), function(self.ours)
 
 
 def assert_within_twice(reference, plain, ours, what, size=None):
-    """size: a tensor of the size that rounding has here, where that is not the reference's own."""
+    """size: a tensor with the magnitude of the roundings, if the reference does not have it."""
     assert torch.isfinite(ours).all(), what
     error = (ours.double() - reference).abs().max().item()
     bound = 2 * (plain.double() - reference).abs().max().item()
@@ -150,13 +153,14 @@ def assert_within_twice(reference, plain, ours, what, size=None):
 def assert_all_within_twice(reference, plain, ours):
     assert reference.keys() == plain.keys() == ours.keys()
     for name in reference:
-        # A bias of the keys moves all scores of a query alike: its gradient is zero, sums of terms as in the query's.
+        # A bias of the keys moves all scores of a query equally. The bias's gradient is zero: a sum of terms as large
+        # as the query's.
         size = reference.get(name.replace("key.bias", "query.bias").replace("k_proj.bias", "q_proj.bias"))
         assert_within_twice(reference[name], plain[name], ours[name], name, size)
 
 
 def logits_and_gradients(model, real=None, **inputs):
-    """The logits of real tokens and the gradients of a weighted sum of theirs, by name."""
+    """Returns the logits of real tokens and the gradients of a weighted sum of them, by name."""
     model.zero_grad()
     logits = model(**inputs).logits
     if real is not None:
@@ -180,7 +184,7 @@ def tokens(batch, seqlen, seed=3):
 
 
 def padding(kind, batch, seqlen):
-    """(batch, seqlen) of ones and zeros; the rows have different lengths, the last is whole."""
+    """Returns (batch, seqlen) of ones and zeros. The rows have different lengths; the last row is full."""
     lengths = torch.linspace(seqlen // 3, seqlen, batch).long()
     right = (torch.arange(seqlen) < lengths[:, None]).long()
     return right.flip(1) if kind == "left" else right
@@ -222,7 +226,7 @@ def test_position_bias_and_cross_attention(pad, calls):
 def test_packed_by_positions(name, batch, calls, no_whole_mask):
     lengths = [[11, 1, 9], [4, 17]][:batch]
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-    # Without use_cache=False transformers takes the rows for single sequences.
+    # Without use_cache=False transformers treats the rows as single sequences.
     check(Trio(name), calls, input_ids=tokens(batch, 21), position_ids=positions, use_cache=False)
     assert all("cu_seqlens_q" in options for options in calls)
 
@@ -230,7 +234,7 @@ def test_packed_by_positions(name, batch, calls, no_whole_mask):
 @pytest.mark.parametrize("with_positions", [True, False])
 @pytest.mark.parametrize("name", ["mistral", "gpt_oss"])
 def test_packed_by_lengths(name, with_positions, calls, no_whole_mask):
-    """The keyword arguments of a padding-free data collator; each sequence gives what it gives alone."""
+    """Returns the keyword arguments of a padding-free data collator. Each sequence must give the same result alone."""
     trio, ids, lengths = Trio(name), tokens(1, 21), [10, 3, 8]
     cu_seqlens = torch.tensor([0, 10, 13, 21])
     by_lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 10, "max_length_k": 10}
@@ -249,7 +253,7 @@ def test_packed_by_lengths(name, with_positions, calls, no_whole_mask):
 
 @pytest.mark.parametrize("kind", ["boolean", "additive", "blocks"])
 def test_given_mask(kind, calls):
-    """A mask of four dimensions that the caller made: a prefix that sees itself, then causality."""
+    """Returns a caller's mask with four dimensions: a prefix that sees itself, followed by a causal part."""
     seqlen = 12
     visible = torch.ones(seqlen, seqlen, dtype=torch.bool).tril()
     visible[:5, :5] = True
@@ -271,7 +275,7 @@ def test_given_mask(kind, calls):
 
 
 def test_image_tokens_see_each_other(calls):
-    """Gemma-3's masks for images: causal, but within a block of image tokens everything sees everything."""
+    """Gemma-3's masks for images: causal, but all tokens of an image block see each other."""
     trio, ids = Trio("gemma3"), tokens(2, 19)
     blocks = torch.full((2, 19), -1)
     blocks[0, 3:9], blocks[1, 5:7], blocks[1, 11:18] = 0, 0, 1
@@ -316,7 +320,7 @@ def test_dropout_follows_torchs_generator():
 
 
 def test_compiled(calls):
-    """One graph, without a break; the operator stands in it."""
+    """The model compiles to one graph without a break, and the graph contains the operator."""
     model, ids, mask = Trio("mistral").ours, tokens(2, 15), padding("left", 2, 15)
     with torch.no_grad():
         expected = model(input_ids=ids, attention_mask=mask).logits
@@ -331,7 +335,7 @@ def test_compiled(calls):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss"])
 def test_generate(name, cache, calls):
-    """Greedy tokens are eager's, past the window; a left-padded batch."""
+    """Greedy tokens equal eager attention's, beyond the window; the batch is left-padded."""
     trio, steps = Trio(name), 14
     ids, mask = tokens(2, 9), padding("left", 2, 9)
     ids = ids * mask
@@ -355,7 +359,7 @@ def test_generate(name, cache, calls):
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
 def test_pieces_with_cache(name, cache, pad, calls):
-    """A prompt in pieces of several tokens, as a conversation goes on, then a single one."""
+    """A prompt in pieces of several tokens, as in a conversation, followed by a single token."""
     trio, ids = Trio(name), tokens(2, 24)
     mask = padding(pad, 2, 24) if pad != "none" else None
 
@@ -380,7 +384,7 @@ def test_pieces_with_cache(name, cache, pad, calls):
     assert len(calls) == 2 * 4
 
 
-# ---- Masks alone, in float64, against transformers' own arrays ------------------------------------------------------
+# ---- Masks alone, in float64, compared with transformers' arrays -----------------------------------------------------
 
 
 def _custom(batch_idx, head_idx, q_idx, kv_idx):
@@ -391,7 +395,7 @@ def _patterns():
     m = masking_utils
     blocks = torch.tensor([[-1, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1]]).expand(3, -1)
     left = torch.tensor([0, 2, 5])
-    # name: mask function, whether options can express it
+    # name: mask function, True if options can express it
     return {
         "causal": (m.causal_mask_function, True),
         "window": (m.sliding_window_causal_mask_function(4), True),
@@ -405,7 +409,7 @@ def _patterns():
     }
 
 
-# q_length, kv_length, q_offset, kv_offset, how far the padding mask reaches
+# q_length, kv_length, q_offset, kv_offset, end of the padding mask
 _PLACES = {
     "prefill": (16, 16, 0, 0, 16),
     "piece": (5, 16, 11, 0, 16),
@@ -426,7 +430,7 @@ def test_mask(pattern, place, pad):
     q_length, kv_length, q_offset, kv_offset, reach = _PLACES[place]
     mask_function, compact = _patterns()[pattern]
     if pattern == "bidirectional window" and place.startswith("static"):
-        compact = False  # the diagonal would end before the last key that is seen
+        compact = False  # the diagonal would end before the last visible key
     attention_mask = None
     if pad == "ones":
         attention_mask = torch.ones(batch, reach, dtype=torch.bool)
@@ -453,7 +457,7 @@ def test_mask(pattern, place, pad):
     k, v = torch.randn(2, batch, 2, kv_length, head_dim, dtype=torch.float64, generator=generator)
     scores = (q @ k.repeat_interleave(2, 1).transpose(2, 3) / math.sqrt(head_dim)).masked_fill(~whole, -torch.inf)
     expected = (scores.softmax(-1) @ v.repeat_interleave(2, 1)).transpose(1, 2)
-    real = whole.any(-1).squeeze(1)  # a query that sees nothing is a padded one
+    real = whole.any(-1).squeeze(1)  # a query without visible keys is padding
     if attention_mask is not None and q_length > 1:
         at = torch.arange(q_length) + int(q_offset)
         real &= attention_mask[:, at]
@@ -472,21 +476,23 @@ def attend(q, k, v, bias):
 @pytest.mark.parametrize("lengths", [(6, 6), (3, 8), (1, 8)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_mask(causal, lengths):
-    """As for sdpa: the first query matches the first key (the prompt in a static cache), a single one sees all."""
+    """As with sdpa, the first query matches the first key (the prompt in a static cache), and a single query sees all
+    keys.
+    """
     module = torch.nn.Module()
     module.is_causal = causal
     q, k = (torch.randn(2, 2, n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in lengths)
     hidden = torch.ones(lengths).triu(1).bool() if causal and lengths[0] > 1 else torch.zeros(lengths).bool()
     expected = attend(q, k, k, torch.zeros(lengths, dtype=torch.float64).masked_fill(hidden, -torch.inf))
     torch.testing.assert_close(adapter.tandem_attention(module, q, k, k, None)[0], expected)
-    # The argument goes before the module's own word.
+    # The argument overrides the module's attribute.
     module.is_causal = not causal
     torch.testing.assert_close(adapter.tandem_attention(module, q, k, k, None, is_causal=causal)[0], expected)
 
 
 @pytest.mark.parametrize("kind", ["none", "boolean", "additive", "padding", "packed"])
 def test_position_bias(kind):
-    """Scores of T5's kind, in a layout whose last dimension is not contiguous, with every form of mask."""
+    """A bias like T5's, in a layout whose last dimension is not contiguous, with every form of mask."""
     seqlen, hide = 7, masking_utils.causal_mask_function
     generator = torch.Generator().manual_seed(4)
     q = torch.randn(2, 3, seqlen, 8, dtype=torch.float64, generator=generator)
@@ -526,7 +532,7 @@ def test_compact_mask_is_the_array_it_stands_for():
     assert torch.equal(torch.cat([new(), new()], -1), torch.cat([whole, whole], -1))
     assert torch.equal(torch.where(new(), 0.0, -1.0), torch.where(whole, 0.0, -1.0))
 
-    # Numbers that are written into the array hold.
+    # A change of the numbers in the array takes effect.
     mask, q = new(), torch.randn(2, 1, 5, 4, dtype=torch.float64)
     mask[:, :, 4, 4] = False
     changed = whole.clone()

@@ -1,4 +1,6 @@
-"""attn_implementation="tandem" over families of models: called in every layer and right, or refused by name."""
+"""attn_implementation="tandem" for families of models: every layer calls it with correct results, or the model is
+refused by name.
+"""
 
 import copy
 
@@ -120,7 +122,7 @@ class OwnConfig(transformers.PretrainedConfig):
 
 
 class OwnSelfMixer(nn.Module):
-    """An attention by another name, with the operator @ and a module for the softmax."""
+    """An attention with another class name, with the operator @ and a module for the softmax."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +146,7 @@ class Dispatching(nn.Module):
 
 
 class Pooling(nn.Module):
-    """An attention without a mask that does not call the interface."""
+    """An attention without a mask that does not use the interface."""
 
     def forward(self, x):
         return torch.softmax(x @ x.transpose(1, 2), -1) @ x
@@ -244,6 +246,6 @@ def test_packed_rows_of_a_batch_and_gradients():
         for x, m in ((got, ours), (expected, eager))
     ]
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
-    positions[0, 3:] = torch.arange(3, 8)  # written in place: read again
+    positions[0, 3:] = torch.arange(3, 8)  # an in-place write, which must be read again
     changed = ours(input_ids=ids, position_ids=positions)[0]
     assert not torch.allclose(changed[0], got[0]) and torch.allclose(changed[1], got[1], atol=1e-5)

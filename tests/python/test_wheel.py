@@ -59,7 +59,7 @@ def test_imports_neither_torch_nor_others(run_python):
 
 
 def test_the_ctypes_binding(monkeypatch):
-    """The numpy tests again without the extension module, as free-threaded builds run them."""
+    """Runs the numpy tests again without the extension module, as free-threaded builds do."""
     monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests/python/test_numpy.py")]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

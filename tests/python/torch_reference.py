@@ -1,4 +1,4 @@
-"""Attention written plainly in torch, in the precision of its inputs, so that autograd gives its gradients."""
+"""Standard attention in torch, in the precision of its inputs, so that autograd computes its gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attend(q, k, v, *, scale=None, causal=False, window=(None, None), softcap=0.
 
 
 def dense(q, k, v, *, slopes=None, kept=None, bias=None, **options):
-    """A batch: out (batch, seqlen_q, heads, head_dim_v) and lse (batch, heads, seqlen_q)."""
+    """Returns the batch's out (batch, seqlen_q, heads, head_dim_v) and lse (batch, heads, seqlen_q)."""
     results = [
         attend(
             q[b],
@@ -63,7 +63,7 @@ def dense(q, k, v, *, slopes=None, kept=None, bias=None, **options):
 
 
 def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes=None, kept=None, **options):
-    """Packed sequences: out (total_q, heads, head_dim_v) and lse (heads, total_q)."""
+    """Returns the packed sequences' out (total_q, heads, head_dim_v) and lse (heads, total_q)."""
     results = []
     for b in range(len(cu_seqlens_q) - 1):
         rows = slice(cu_seqlens_q[b], cu_seqlens_q[b + 1])
@@ -75,7 +75,9 @@ def packed(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes=None, kept=None, **opt
 
 
 def run(function, inputs, weights, dtype=None):
-    """function(*inputs)'s results and, of the weighted sum of them, the inputs' gradients. dtype: to compute in."""
+    """Returns function(*inputs)'s results, and the inputs' gradients of a weighted sum of them. dtype: the type of the
+    computation.
+    """
     inputs = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
     results = function(*inputs)
     results = results if isinstance(results, tuple) else (results,)
@@ -87,7 +89,7 @@ def run(function, inputs, weights, dtype=None):
 def hold(ours, plain, inputs, outputs=1, seed=0):
     """Compares results and gradients of ours(*inputs) with plain's in float64, by the 2x rule (reference.hold).
 
-    outputs: how many results take part in the loss, the output or the output and the LSE.
+    outputs: the number of results in the loss: 1 for the output, 2 for the output and the LSE.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes = [y.shape for y in _tuple(plain(*inputs))][:outputs]

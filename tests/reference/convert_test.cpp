@@ -31,7 +31,7 @@ TEST(Convert, Bfloat16RoundsToNearestEven) { check_all<7>(); }
 TEST(Convert, SpecialValues) {
   EXPECT_EQ(narrow<10>(65504), 0x7bff);
   EXPECT_EQ(narrow<10>(65519.9999), 0x7bff);
-  EXPECT_EQ(narrow<10>(65520), 0x7c00);  // halfway to 65536: to even, which is infinity
+  EXPECT_EQ(narrow<10>(65520), 0x7c00);  // halfway to 65536: ties to even, which is infinity
   EXPECT_EQ(narrow<10>(1e300), 0x7c00);
   EXPECT_EQ(narrow<10>(0x1p-25), 0);  // halfway to the least subnormal
   EXPECT_EQ(narrow<10>(0x1.8p-25), 1);
@@ -40,7 +40,7 @@ TEST(Convert, SpecialValues) {
   EXPECT_TRUE(std::isnan(widen<10>(narrow<10>(NAN))));
   EXPECT_TRUE(std::isnan(widen<7>(narrow<7>(NAN))));
   EXPECT_EQ(narrow<7>(-INFINITY), 0xff80);
-  // A second rounding, over float32, would go the wrong way.
+  // A second rounding, through float32, would round in the wrong direction.
   EXPECT_EQ(narrow<7>(1 + 0x1p-8 + 0x1p-40), 0x3f81);
 }
 

@@ -38,7 +38,7 @@ class Differences {
     double sum = 0;
     for (size_t n = 0; n < dout_.size(); ++n) {
       const double out = outputs_.out.get(static_cast<int64_t>(n));
-      if (!std::isnan(dout_[n])) sum += dout_[n] * out;  // NaN: a row that is not in use
+      if (!std::isnan(dout_[n])) sum += dout_[n] * out;  // NaN: an unused row
     }
     for (size_t n = 0; n < dlse_.size(); ++n) {
       const double lse = outputs_.lse.get(static_cast<int64_t>(n));
@@ -58,11 +58,11 @@ class Differences {
     return (up - down) / (2 * step);
   }
 
-  // By how much more than is allowed a derivative is off.
+  // Returns the error of a derivative relative to the allowed error.
   double off(Tensor& input, int64_t n, double derivative, double step) {
     const double coarse = difference(input, n, 2 * step), fine = difference(input, n, step);
-    // Central differences are off by c step^2, and two of them give c; the extrapolation is off by much less. Then each
-    // loss is off by a few units in the last place.
+    // Central differences have an error c step^2, and two of them determine c. The extrapolation has a much smaller
+    // error. Each loss has an error of a few units in the last place.
     const double best = (4 * fine - coarse) / 3;
     const double allowed = 0.1 * std::fabs(fine - coarse) + 100 * 0x1p-52 * (1 + size_) / step;
     const double by = std::fabs(derivative - best) - allowed;
@@ -72,11 +72,11 @@ class Differences {
   void compare(const char* name, Tensor& input, const Tensor& gradient) {
     if (!gradient) return;
     for (int64_t n = 0; n < input.size(); ++n) {
-      if (std::isnan(input.get(n))) {  // poison: in no row or page that is used
+      if (std::isnan(input.get(n))) {  // poison: in an unused row or page
         ASSERT_EQ(gradient.get(n), 0) << name << " element " << n;
         continue;
       }
-      // A modification's text may have a kink: where a step crosses one, the shorter step decides.
+      // A modification's text may have a kink. If a step crosses it, the shorter step decides.
       const double by = gradient.get(n), long_step = off(input, n, by, 1e-4);
       if (long_step <= 0) continue;
       ASSERT_LE(off(input, n, by, 1e-6), 0)
@@ -124,7 +124,7 @@ TEST(ReferenceGradients, EveryOption) {
   }
 }
 
-// Random combinations of the options, made small.
+// Random combinations of the options, at small sizes.
 TEST(ReferenceGradients, RandomProblems) {
   const auto shrink = [](std::vector<int64_t>& list, int64_t limit) {
     for (int64_t& x : list) x = std::min(x, limit);
@@ -137,7 +137,7 @@ TEST(ReferenceGradients, RandomProblems) {
     c.head_dim_v = 1 + c.head_dim_v % 3;
     if (c.bias == "f32") c.bias = "same";  // differences need more digits
     if (c.sink == "f32") c.sink = "same";
-    c.accumulate = false;  // earlier values are no function of the inputs
+    c.accumulate = false;  // results would depend on the earlier values
     c.seqlen_q = std::min<int64_t>(c.seqlen_q, 5);
     c.page_size = std::min<int64_t>(c.page_size, 3);
     c.seqlen_k = std::min<int64_t>(c.seqlen_k, 6);

@@ -1,4 +1,4 @@
-// The reference where the answer is known by thought.
+// The reference at inputs whose results are known by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ struct Known {
   Outputs results, gradients;
 };
 
-// The keys that each query sees, read from out with v the identity: "110 111".
+// Returns the visible keys of each query, read from out with the identity as v: "110 111".
 std::string visible(const std::string& options, int64_t seqlen_q, int64_t seqlen_k) {
   const std::string keys = std::to_string(seqlen_k);
   Known known("--seqlen-q " + std::to_string(seqlen_q) + " --seqlen-k " + keys + " --head-dim-v " + keys + " " +
@@ -88,7 +88,7 @@ TEST(Reference, DistantScoresPickOneValue) {
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(known.results.lse.get(i), 2000);
 }
 
-// One query, two keys, head_dim 1: everything by hand.
+// One query, two keys, head_dim 1, computed by hand.
 TEST(Reference, OrderOfScaleSoftcapBiasAlibi) {
   Known known(
       "--seqlen-q 1 --seqlen-k 2 --head-dim 1 --head-dim-v 1 --scale 0.5 --softcap 3 --bias same --alibi head --sink "
@@ -135,7 +135,7 @@ TEST(Reference, SinkAlone) {
   EXPECT_DOUBLE_EQ(known.gradients.dsink.get(0), dlse);
 }
 
-// Two rows, the second key hidden from the first: NaN there may reach the second only.
+// Two rows. The second key is hidden from the first row, so that a NaN there may reach only the second row.
 TEST(Reference, HiddenNanReachesNothing) {
   Known known("--seqlen-q 2 --seqlen-k 2 --head-dim 1 --head-dim-v 1 --causal 1");
   known.instance.k.set(1, NAN);
@@ -163,7 +163,7 @@ TEST(Reference, DropoutFollowsPhilox) {
   }
 }
 
-// In reverse order and on separate threads: the same bits.
+// Tasks run in reverse order and on separate threads; the bits must be equal.
 TEST(Reference, DoesNotDependOnParallelFor) {
   const reference::ParallelFor reverse = [](int64_t tasks, const std::function<void(int64_t)>& body) {
     while (tasks > 0) body(--tasks);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A second source for the reference: the same attention written separately, in vectorised numpy, from tandem.h alone.
+"""A second reference: the same attention written independently in vectorised numpy, from tandem.h alone.
 
 Usage: numpy_reference.py path/to/reference_dump [count]
 """
@@ -38,7 +38,10 @@ def philox(counter, key):
 
 
 def kept(case, sequence, heads, rows, columns):
-    """1 / (1 - p) where dropout keeps an entry, 0 where it drops it: (heads, rows, columns). p: a multiple of 1/256."""
+    """Returns 1 / (1 - p) where dropout keeps an entry, and 0 where it drops it:
+
+    (heads, rows, columns). p: a multiple of 1/256.
+    """
     seed, offset = case["seed"], case["offset"]
     if case["dropout"] == 0:
         return np.ones((heads, rows, columns))
@@ -53,7 +56,7 @@ def kept(case, sequence, heads, rows, columns):
 
 
 def diagonal(case, t, b, rows, keys):
-    """The key that stands at the first query's place: 64-bit sums, whatever an offset is."""
+    """Returns the key at the first query's position. Sums have 64 bits, for any offset."""
     if case["explicit"]:
         return case["diagonal"] + (int(t["diagonal_offsets"][b]) if "diagonal_offsets" in t else 0)
     return 0 if case["top_left"] else keys - rows
@@ -73,7 +76,7 @@ OPERATORS = {
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
     ast.USub: operator.neg,
-    ast.Invert: operator.invert,  # for bools as well
+    ast.Invert: operator.invert,  # also for bools
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -98,7 +101,7 @@ ELEMENTS = {"slope": np.float64, "table": np.float64, "temperature": np.float64,
 
 
 def modified(text, names):
-    """The value of an expression (docs/score_mod.md) for all queries and keys at once, by Python's parser."""
+    """Evaluates an expression (docs/score_mod.md) for all queries and keys at once, by Python's parser."""
     python = re.sub(r"!(?!=)", "~", text.replace("&&", " and ").replace("||", " or "))
 
     def join(node):
@@ -135,7 +138,7 @@ def modified(text, names):
 
 
 def names_of(case, t, b, scores):
-    """The names of a text, each as an array that spreads over (heads, rows, keys)."""
+    """The names of a text, each as an array that broadcasts to (heads, rows, keys)."""
     heads, rows, keys = (np.arange(n, dtype=np.int32) for n in scores.shape)
     names = {name: t[name].astype(kind) for name, kind in ELEMENTS.items() if name in t}
     for name, kind in {"c": np.float64, "n": np.int32, "on": np.bool_}.items():
@@ -147,7 +150,7 @@ def names_of(case, t, b, scores):
 
 
 def block_states(case, t, b, shape):
-    """The state that a block mask gives each (head, row, key): 0 hidden, 1 decided by mask_mod, 2 seen."""
+    """Returns the state that a block mask has for each (head, row, key): 0 hidden, 1 decided by mask_mod, 2 visible."""
     states = np.zeros(shape, dtype=np.int8)
     size_q, size_k = case["block"]
     for state, kind in ((1, "kv"), (2, "full_kv")):
@@ -166,7 +169,7 @@ def block_states(case, t, b, shape):
 
 
 def attend(case, t, b, q, k, v):
-    """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only what is in use. Returns out, lse and the
+    """One sequence: q (heads, rows, dim), k and v (heads, keys, dim), only used rows and keys. Returns out, lse and the
     largest scores."""
     heads, rows, dim = q.shape
     keys = k.shape[1]
@@ -213,7 +216,7 @@ def attend(case, t, b, q, k, v):
 
 
 def reference(case, t):
-    """out, lse and max_scores of a whole case, in the shapes of the dump."""
+    """Computes out, lse and max_scores of a whole case, in the shapes of the dump."""
     out, lse, largest = np.zeros_like(t["out"]), np.full_like(t["lse"], -np.inf), np.full_like(t["lse"], -np.inf)
     q = t["q"]
     packed = "cu_seqlens_q" in t
@@ -244,7 +247,7 @@ def reference(case, t):
 
 
 def differs(got, expected):
-    """float64 both: equal but for the last digits. NaN fails, infinities must match."""
+    """Compares two float64 arrays, which may differ only in the last digits. NaN fails; infinities must match."""
     close = np.abs(got - expected) <= 1e-11 * (1 + np.abs(expected))
     return not np.all(close | (got == expected))
 

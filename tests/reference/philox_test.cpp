@@ -52,7 +52,7 @@ TEST(Philox, ProbabilitiesOfBytes) {
   }
 }
 
-// Each byte is as often below a threshold as it should: of a million entries within five deviations.
+// Each byte must be below a threshold as often as its probability: of a million entries, within five deviations.
 TEST(Philox, DropsTheRequestedShare) {
   for (const uint32_t threshold : {1u, 26u, 128u, 255u}) {
     int64_t dropped = 0;

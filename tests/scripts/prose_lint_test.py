@@ -55,6 +55,13 @@ constexpr int kBytes = 1'000'000;  // bytes
             rules("src/a.h", "int a;\n// Reads `behind` and left_behind, so that of two tiles one stays.\n"), []
         )
 
+    def test_pronouns(self):
+        for word in ("It", "They", "Its row", "Their rows"):
+            self.assertEqual(rules("src/a.h", f"int a;\n// Loads rows. {word} may be empty.\n"), ["pronoun"], word)
+        self.assertEqual(rules("docs/a.md", "The tile is stored. It is then empty.\n"), ["pronoun"])
+        self.assertEqual(rules("src/a.h", "int a;\n// It is unknown whether rows are empty.\n"), [])
+        self.assertEqual(rules("src/a.h", 'auto a = "Give rows. It has none.";\n'), [])
+
     def test_length(self):
         words = " ".join(["word"] * 25)
         self.assertEqual(rules("src/a.h", f"int a;\n// The {words[:-5]}.\n"), [])

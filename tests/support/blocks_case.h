@@ -27,9 +27,9 @@ class BlocksInstance {
   explicit BlocksInstance(const BlocksCase& c);
   BlocksInstance(const BlocksInstance&) = delete;
 
-  // Pointers into *this.
+  // Arguments that point into *this.
   tandem_block_mask_args args();
-  std::vector<Tensor*> tensors();  // each tensor once; the results come last
+  std::vector<Tensor*> tensors();  // each tensor once, the results last
   int64_t blocks() const;          // bytes of workspace
 
   const BlocksCase c;
@@ -43,8 +43,8 @@ class BlocksInstance {
   tandem_mod mod_;
 };
 
-// Calls make() to build an instance's lists. They must equal an evaluation of every query and key, with intact guards.
-// Returns the first error as a sentence, or "".
+// Calls make() to build an instance's lists. The lists must equal an evaluation of every query and key, with intact
+// guards. Returns the first error as a sentence, or "".
 std::string check_blocks_accuracy(const BlocksCase& c, const std::function<void(BlocksInstance&)>& make);
 
 // Expressions and shapes that every engine supports: the gallery, tails, empty sequences, lists per head, any block

@@ -250,7 +250,7 @@ void random_results(Random& r, Case& c) {
   if (r.chance(0.1)) c.sm_limit = r.between(1, 200);
 }
 
-// Adds a block mask to dense problems, whatever part of their lengths is used.
+// Adds a block mask to dense problems, with or without used lengths.
 void random_blocks(Random& r, Case& c) {
   if (c.packed || c.page_size > 0 || !r.chance(0.2)) return;
   static const char* const kKinds[] = {"random", "partial", "hostile", "late"};

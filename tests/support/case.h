@@ -1,5 +1,5 @@
-// A Case describes one attention problem completely: shapes, options, layouts and the seed of its values. It prints as
-// one line of flags and is read back from it, so that every failure can be repeated.
+// A Case describes one attention problem completely: shapes, options, layouts and the seed of its values. A case prints
+// as one line of flags and is read back from it, so that every failure can be repeated.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Case {
   std::string dtype = "f32";  // f64, f32, bf16, f16
   int64_t batch = 1, heads_q = 1, heads_k = 1, seqlen_q = 4, seqlen_k = 4, head_dim = 8, head_dim_v = 8;
 
-  // Packed: the lengths of the sequences, whose number is the batch. With page_size, only queries are packed.
+  // Packed: the lengths of the sequences; the batch is their number. With page_size only queries are packed.
   bool packed = false;
   std::vector<int64_t> lengths_q, lengths_k;
   std::vector<int64_t> used_q, used_k;  // seqused, one per sequence; empty: absent
@@ -38,7 +38,7 @@ struct Case {
   // Expressions without spaces, over the names of Instance::bind_mods().
   std::string score_mod, mask_mod;
   // A block mask of block_q x block_k. "random": all kinds, in any order. "partial": no list of full blocks. `hostile`:
-  // arbitrary counts and indices. "late": only keys in the second half. block_shape: as bias_shape.
+  // arbitrary counts and indices. "late": only keys in the second half. block_shape: letters of bias_shape.
   std::string blocks, block_shape = "bh";
   int64_t block_q = 128, block_k = 128;
 
@@ -70,17 +70,18 @@ struct Case {
 // "--dtype bf16 --seqlen-q 5 --causal ...": the fields that differ from their defaults.
 std::string to_flags(const Case& c);
 
-// The reverse. Throws std::invalid_argument with a sentence about the first flag that it does not know.
+// Reads flags. Throws std::invalid_argument with a sentence about the first unknown flag.
 Case from_flags(const std::string& flags);
 
-// A random valid case: every option and their combinations, mostly small.
+// A random valid case of any options and their combinations, mostly small.
 Case random_case(uint64_t seed);
 
 // Adds options of both kinds of random case: the diagonal, result types, and accumulation. Call this last, so that a
 // seed keeps its case.
 void random_results(Random& r, Case& c);
 
-// Adds a score_mod, a mask_mod, both or neither. Expressions are smooth in the score, so that rounding decides nothing.
+// Adds a score_mod, a mask_mod, both or neither. Expressions are smooth in the score, so that rounding changes results
+// little.
 void random_mods(Random& r, Case& c);
 
 // A random case for GPUs: forward only, 16-bit types, head dims up to 256 in multiples of 8, mostly aligned. Lengths

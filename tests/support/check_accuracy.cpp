@@ -29,10 +29,10 @@ double half_unit_of_float32(double x) {
   return (static_cast<double>(std::nextafter(magnitude, INFINITY)) - magnitude) / 2;
 }
 
-// By how much a log-sum-exp may err because of its exponentials, or in units of itself a result that is not rounded.
+// The allowed error of a log-sum-exp because of its exponentials, or of a float32 result in units of itself.
 double exponential_slack(DType input) { return input == DType::bf16 || input == DType::f16 ? 0x1p-13 : 0; }
 
-// The place of the numbers of one head of one result, in any of the problems that are compared.
+// The place of one head of one result, in any of the compared problems.
 struct Part {
   std::string name;
   std::function<void(const Problem&, const std::function<void(DType, const std::byte*)>&)> each;
@@ -42,7 +42,7 @@ struct Part {
     each(p, [&](DType t, const std::byte* at) { all.push_back(load(t, at)); });
     return all;
   }
-  // In the unit of scores.
+  // True if the result has the unit of scores.
   bool is_lse() const { return name.starts_with("lse") || name.starts_with("max_scores"); }
 };
 
@@ -169,7 +169,8 @@ struct PlainErrors {
       mean += one.mean / count;
       square_of_means += one.mean * one.mean / count;
     }
-    // Few numbers, or few that are hard, may all be right by luck: 3 deviations of the hardest.
+    // Few numbers, or few with large errors, may all be accurate by chance: the bound is 3 deviations of the hardest
+    // number.
     for (size_t n = 0; n < reference.size(); ++n) {
       double square = 0;
       for (const std::vector<double>& run : runs) square += (run[n] - reference[n]) * (run[n] - reference[n]) / count;
@@ -186,7 +187,7 @@ std::string describe(const std::string& what, size_t n, double got, double refer
   return text.str();
 }
 
-// Infinities, NaN and structural zeros. A number that overflows the result's type is an infinity there.
+// Compares infinities, NaN and structural zeros. A number that overflows the result's type counts as an infinity.
 std::string compare_special(const std::vector<double>& got, const std::vector<double>& reference,
                             const std::vector<std::vector<double>>& plain, DType type) {
   for (size_t n = 0; n < got.size(); ++n) {
@@ -202,7 +203,7 @@ std::string compare_special(const std::vector<double>& got, const std::vector<do
   return "";
 }
 
-// true: its errors are too large, as far as these runs of standard attention show.
+// Returns true if the errors are too large, according to these runs of standard attention.
 bool compare(const Part& part, const Problem& got_problem, const Problem& reference_problem,
              std::span<const Problem> plain_problems, Verdict& verdict) {
   const std::vector<double> got = part.values(got_problem);
@@ -216,11 +217,11 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
     return false;
   }
   for (double& x : reference) {
-    if (std::isinf(rounded(type, x))) x = rounded(type, x);  // has no error to measure
+    if (std::isinf(rounded(type, x))) x = rounded(type, x);  // no error is measured
   }
   const PlainErrors plain(plain_runs, reference);
-  // The loss of the result's type around the values, and half a unit of float32, in which every sum is computed. Its
-  // subnormal numbers may be flushed to zero.
+  // The rounding of the result's type around the values, and half a unit of float32, in which every sum is computed.
+  // Subnormal numbers may be flushed to zero.
   double slack = 0, mean_slack = std::numeric_limits<float>::min();
   for (const double exact : reference) {
     const double x = rounded(type, exact);
@@ -251,7 +252,7 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
   return true;
 }
 
-// Small problems are repeated more often: with few numbers, luck decides the largest error of a single run.
+// Small problems are repeated more often, because with few numbers chance decides the largest error of a single run.
 constexpr int kMaxRuns = 32;
 int plain_runs(const Problem& p) {
   const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
@@ -321,7 +322,7 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
     }
   };
   run_plain(plain_runs(p));
-  // A weight of one has no error, which noise would give it; the score that is its row's log-sum-exp has.
+  // A weight of one has no error, but noise would add one. The score that equals its row's log-sum-exp has an error.
   const bool first_alone = instance.c.sharp() && pass == TANDEM_FORWARD;
   for (const Part& part : parts_of(p)) {
     const auto check = [&] {
@@ -341,7 +342,7 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
   }
 }
 
-// The reference's forward alone.
+// Computes only the reference's forward.
 void make_forward(Instance& instance, Outputs* exact, Verdict& verdict) {
   Outputs outputs = instance.outputs(TANDEM_FORWARD);
   try {

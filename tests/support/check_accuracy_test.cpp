@@ -1,4 +1,4 @@
-// The judge must pass what is right and refuse what is wrong, or it proves nothing.
+// The check of accuracy must pass correct results and refuse wrong ones, because otherwise it proves nothing.
 #include "support/check_accuracy.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kFlags =
     "--batch 2 --heads-q 4 --heads-k 2 --seqlen-q 20 --seqlen-k 24 --causal 1 --bias f32 --sink f32 --dlse 1 --dtype ";
 
-// The failure of an engine that runs the reference on a problem changed by `before`, and changes its results by
+// Returns the failure of an engine that runs the reference on a problem changed by `before`, and changes its results by
 // `after`.
 std::string checked(const std::string& dtype, const std::function<void(Problem&)>& before,
                     const std::function<void(const Problem&)>& after) {
@@ -52,7 +52,7 @@ TEST(CheckAccuracy, RefusesAnotherFormula) {
   expect_refused("max error", [](Problem& p) { p.dropout = {.p = 0.05, .seed = 1, .offset = 1}; });
 }
 
-// One number of out, off by a few units of its type.
+// One number of out has an error of a few units of its type.
 TEST(CheckAccuracy, RefusesOneWrongNumber) {
   expect_refused("out of sequence 1, head 3", nullptr, [](const Problem& p) {
     if (p.pass != TANDEM_FORWARD) return;
@@ -63,7 +63,7 @@ TEST(CheckAccuracy, RefusesOneWrongNumber) {
 }
 
 TEST(CheckAccuracy, RefusesACoarserResult) {
-  // Every number half a unit off: no single one is far, their mean is.
+  // Every number has an error of half a unit: no single error is large, but their mean is.
   for (const char* name : {"out", "dv"}) {
     const View Problem::*view = name == std::string("out") ? &Problem::out : &Problem::dv;
     expect_refused(name, nullptr, [=](const Problem& p) {
@@ -84,7 +84,7 @@ TEST(CheckAccuracy, RefusesACoarserResult) {
 }
 
 // A query that sees one key has a dq of 0, except for the rounding errors of dP and delta, which are the same sum. All
-// of dq follows from that one number. Six runs of standard attention may lose little of it by luck; 32 do not. A much
+// of dq depends on that one number. Six runs of standard attention may have small errors by chance; 32 do not. A much
 // larger error is refused.
 TEST(CheckAccuracy, OneNumberThatDecidesAll) {
   const Case c = from_flags(
@@ -104,7 +104,7 @@ TEST(CheckAccuracy, OneNumberThatDecidesAll) {
   EXPECT_NE(worse.failure.find("dq of sequence 2, head 4"), std::string::npos) << worse.failure;
 }
 
-// A row of one key has a probability of exactly 1. One that is off by float32's rounding of the lse is refused.
+// A row of one key has a probability of exactly 1. A result with float32's rounding of the lse is refused.
 TEST(CheckAccuracy, RefusesProbabilitiesThatMissOne) {
   const NamedEngine reference = engine_named("oracle");
   for (const double off : {0.0, 2e-6}) {
@@ -135,7 +135,7 @@ TEST(CheckAccuracy, RefusesAlmostZeroWhereZeroMustBe) {
   const NamedEngine reference = engine_named("oracle");
   const Engine engine = [&](const Problem& p) {
     reference.run(p);
-    if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 0, 0), 1e-7);  // a row that sees no key
+    if (p.pass == TANDEM_FORWARD) store(p.dtype, p.out.at(0, 0, 0), 1e-7);  // a row without visible keys
   };
   const std::string failure = run_case(from_flags("--seqlen-q 5 --seqlen-k 3 --causal 1"), engine).failure;
   EXPECT_NE(failure.find("not exactly zero"), std::string::npos) << failure;
@@ -145,7 +145,7 @@ TEST(CheckAccuracy, RefusesAFiniteLogSumExpOfNothing) {
   const NamedEngine reference = engine_named("oracle");
   const Engine engine = [&](const Problem& p) {
     reference.run(p);
-    if (p.pass == TANDEM_FORWARD) store(p.lse.dtype, p.lse.at(0, 0, 0), -1e30);  // a row that sees no key
+    if (p.pass == TANDEM_FORWARD) store(p.lse.dtype, p.lse.at(0, 0, 0), -1e30);  // a row without visible keys
   };
   const std::string failure = run_case(from_flags("--seqlen-q 5 --seqlen-k 3 --causal 1"), engine).failure;
   EXPECT_NE(failure.find("infinity"), std::string::npos) << failure;
@@ -191,7 +191,8 @@ TEST(Case, ReadsBackWhatItPrints) {
   EXPECT_THROW(from_flags("--batch"), std::invalid_argument);
 }
 
-// Valid for a device, and nearly all of them as GPUs want them: bases and strides in multiples of 16 bytes.
+// Random GPU cases are valid for a device, and nearly all have bases and strides in multiples of 16 bytes, as GPUs
+// require.
 TEST(Case, RandomGpuCasesAreForGpus) {
   int aligned = 0;
   for (uint64_t seed = 1; seed <= 100; ++seed) {

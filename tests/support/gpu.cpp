@@ -71,7 +71,7 @@ DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
     : device_(other.device_), address_(std::exchange(other.address_, nullptr)), bytes_(other.bytes_) {}
 
 DeviceMemory::~DeviceMemory() {
-  if (address_ != nullptr) (void)device_.free(address_);  // it fails where an earlier error, reported already, stays
+  if (address_ != nullptr) (void)device_.free(address_);  // an earlier, reported error would fail here again
 }
 
 Gpu::Gpu(const std::string& name, int schedule, const Placement& placement)

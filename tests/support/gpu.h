@@ -35,7 +35,7 @@ class DeviceMemory {
   size_t bytes_;
 };
 
-// A GPU, a context of ours on it, and a stream.
+// A GPU, a context on it, and a stream.
 class Gpu {
  public:
   // A virtual GPU's placement of blocks (vgpu::RunOptions), and its number of multiprocessors; 0: the model's.

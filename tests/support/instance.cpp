@@ -45,7 +45,7 @@ std::vector<int64_t> prefix_sums(const std::vector<int64_t>& lengths) {
 
 int64_t total(const std::vector<int64_t>& lengths) { return prefix_sums(lengths).back(); }
 
-// 0 would mean that it is unknown.
+// 0 would mean that the length is unknown.
 int64_t max_seqlen(const std::vector<int64_t>& lengths, int64_t more) {
   const auto longest = std::max_element(lengths.begin(), lengths.end());
   return std::max<int64_t>((longest == lengths.end() ? 0 : *longest) + more, 1);
@@ -53,7 +53,7 @@ int64_t max_seqlen(const std::vector<int64_t>& lengths, int64_t more) {
 
 DType dtype_named(const std::string& name, DType same) { return name == "f32" ? DType::f32 : same; }
 
-// Calls f(element) for row i < rows(b) of every sequence, head and column of a query- or key-like tensor.
+// Calls f(element) for row i < rows(b) of every sequence, head and column of a tensor like q or k.
 template <class Rows, class Begin, class F>
 void each_used(Tensor& t, View view, const Case& c, int64_t heads, int64_t dim, Rows rows, Begin begin, F f) {
   for (int64_t b = 0; b < c.sequences(); ++b) {
@@ -187,7 +187,7 @@ void Instance::fill() {
   if (!c.blocks.empty()) fill_blocks();
 }
 
-// Entries after a row's count are valid indices too. Some rows see nothing.
+// Entries after a row's count are valid indices too. Some rows have no visible block.
 void Instance::fill_blocks() {
   Random r(static_cast<uint64_t>(c.seed) + 17);
   const int64_t batch = c.block_shape[0] == '1' ? 1 : c.batch, heads = c.block_shape[1] == '1' ? 1 : c.heads_q;
@@ -208,7 +208,7 @@ void Instance::fill_blocks() {
       const double kind = r.uniform();
       if (empty || kind < 0.45 || (late && block < blocks / 2)) continue;
       listed[kind > 0.72].push_back(block);
-      if (hostile && r.chance(0.2)) listed[kind < 0.72].push_back(block);  // in both
+      if (hostile && r.chance(0.2)) listed[kind < 0.72].push_back(block);  // the block is in both lists
     }
     size_t which = 0;
     for (auto [count, index] : {std::pair{&kv_num_blocks, &kv_indices}, {&full_kv_num_blocks, &full_kv_indices}}) {
@@ -275,7 +275,7 @@ void Instance::sharpen() {
   const double scale = c.scale != 0 ? c.scale : 1 / std::sqrt(dim);
   const double above = copies ? 30 : std::stod(c.values.substr(needle ? 6 : 4));
   const View queries = view_of(q), keys = view_of(k);
-  constexpr double kMark = 7.3;  // so that scores are no round numbers
+  constexpr double kMark = 7.3;  // so that scores are not exact
   int64_t q_begin = 0, k_begin = 0;
   for (int64_t b = 0; b < c.sequences(); ++b) {
     const int64_t q_rows = used_q(c, b), k_rows = used_k(c, b), marked = needle ? k_rows / 2 : 0;
@@ -386,7 +386,7 @@ Outputs Instance::outputs(tandem_pass pass) const {
   return o;
 }
 
-// The same numbers in each call.
+// All calls use the same numbers.
 void Instance::fill_gradients(Outputs* o) const {
   Random r(static_cast<uint64_t>(c.seed) + 11);
   for (Tensor* t : o->gradients()) {

@@ -1,4 +1,4 @@
-// The tensors of a Case: filled inputs, poison wherever nothing may be read, and outputs that begin as NaN.
+// The tensors of a Case: filled inputs, poison in all bytes that must not be read, and outputs that begin as NaN.
 #pragma once
 
 #include <functional>
@@ -34,7 +34,7 @@ class Instance {
   // All outputs as compact float64, for the reference and for standard attention.
   Outputs exact_outputs(tandem_pass pass) const;
 
-  // Arguments of the C interface. They point into *this and *outputs, so both must not move.
+  // Arguments of the C interface. The arguments point into *this and *outputs, so both must not move.
   tandem_attention_args args(tandem_pass pass, Outputs* outputs);
   // The same problem through make_problem(). Throws std::runtime_error with its sentence for a refused case.
   Problem problem(tandem_pass pass, Outputs* outputs);
@@ -73,7 +73,7 @@ class Instance {
   std::vector<int64_t> shape_lse() const;
   std::vector<int64_t> shape_bias() const;
   DType lse_type() const;
-  // The type of a result, or of backward's input of the same name: 'o', 'g' or 'd' of Case::float32.
+  // The type of a result, or of the backward's input with the same name: 'o', 'g' or 'd' of Case::float32.
   DType result_type(char which, DType otherwise) const;
 
   std::vector<tandem_mod_tensor> captured_[2];  // score_mod's, mask_mod's
@@ -81,7 +81,7 @@ class Instance {
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };
 
-// The problem with its outputs elsewhere: those present in *outputs replace its own.
+// The problem with other outputs: the outputs present in *outputs replace the old ones.
 Problem with_outputs(Problem problem, Outputs* outputs);
 
 // The number of used rows of sequence b.

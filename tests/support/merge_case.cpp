@@ -20,7 +20,7 @@ double rounded(DType t, double x) {
   return load(t, bytes);
 }
 
-// The yardstick of errors: the same formula in float32, each step rounded, for one row of elements.
+// The reference of errors: the same formula in float32, each step rounded, for one row of elements.
 struct PlainRow {
   std::vector<double> out;
   double lse = -kInfinity;

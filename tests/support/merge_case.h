@@ -30,9 +30,9 @@ class MergeInstance {
   explicit MergeInstance(const MergeCase& c);
   MergeInstance(const MergeInstance&) = delete;
 
-  // Pointers into *this.
+  // Arguments that point into *this.
   tandem_merge_args args();
-  std::vector<Tensor*> tensors();  // all, once each
+  std::vector<Tensor*> tensors();  // all tensors, once each
   Tensor& out() { return c.in_place ? part_out_[0] : out_; }
   Tensor& lse() { return c.in_place ? part_lse_[0] : lse_; }
 
@@ -44,7 +44,7 @@ class MergeInstance {
   std::vector<const tandem_tensor*> out_list_, lse_list_;
 };
 
-// merge() merges an instance. Its largest error must be within twice the error of the formula in float32, plus the
+// merge() merges an instance. The largest error must be within twice the error of the formula in float32, plus the
 // rounding of the result's type. Guards must be intact. Returns the error as a sentence, or "".
 std::string check_merge_accuracy(const MergeCase& c, const std::function<void(MergeInstance&)>& merge);
 

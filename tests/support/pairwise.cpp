@@ -35,7 +35,7 @@ std::set<Pair> all_pairs(std::span<const int> choices) {
 
 }  // namespace
 
-// Greedy: the best of some random combinations.
+// Greedy: selects the best of some random combinations.
 std::vector<std::vector<int>> pairwise(std::span<const int> choices) {
   std::set<Pair> open = all_pairs(choices);
   Random random(1);
@@ -46,7 +46,7 @@ std::vector<std::vector<int>> pairwise(std::span<const int> choices) {
     for (int n = 0; n < 200; ++n) {
       std::vector<int> c;
       for (const int count : choices) c.push_back(static_cast<int>(random.between(0, count - 1)));
-      const Pair& first = *open.begin();  // so that every choice closes one
+      const Pair& first = *open.begin();  // so that every choice covers at least one pair
       c[first.a] = first.x, c[first.b] = first.y;
       int closed = 0;
       each_pair(c, [&](const Pair& pair) { closed += open.contains(pair); });

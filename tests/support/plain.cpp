@@ -22,7 +22,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLargestHalf = 65504;  // rounding a larger one may give infinity: no noise
 
-// Half a unit in the last place: of 1, and of the smallest numbers.
+// Half a unit in the last place of 1, and of the smallest numbers.
 struct Format {
   DType type;
   double half_unit, least;
@@ -53,7 +53,7 @@ class Arithmetic {
       return sum;
     }
     // Replaces the errors of all products and additions by one error of their variance: half a unit of x is 0.74 |x|
-    // 2^-24 on average. A sum of many errors is close to normal, and so is a sum of three: its tails reach 3
+    // 2^-24 on average. A sum of many errors is close to normal, and so is a sum of three: it has values up to 3
     // deviations.
     double squares = 0;
     for (int64_t c = 0; c < n; ++c) {
@@ -63,7 +63,7 @@ class Arithmetic {
     }
     return disturbed({sum, squares});
   }
-  // The same products with many rows at once; each error is drawn when its product is read.
+  // Computes the same products with many rows at once. Each error is drawn when its product is read.
   void dots(const double* a, const Interleaved& rows, int64_t begin, int64_t end, std::vector<Dot>& all) const {
     all.resize(static_cast<size_t>(rows.count() + kLanes));
     loops().dots(a, rows, begin, end, noisy_ || work_ == DType::f64 ? Rounding::none : Rounding::f32, all.data());
@@ -103,7 +103,8 @@ class Arithmetic {
         std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the one below |x|
     return x + std::max(power * f.half_unit, f.least) * signed_unit();
   }
-  // [-1, 1), from a linear congruential generator, because standard attention needs millions of numbers.
+  // Returns a number in [-1, 1) from a linear congruential generator, because standard attention needs millions of
+  // numbers.
   double signed_unit() {
     state_ = state_ * kFactor + kAddend;
     return 2 * std::bit_cast<double>(state_ >> 12 | uint64_t{1023} << 52) - 3;
@@ -122,7 +123,7 @@ struct Score {
   double unmodified;
 };
 
-// An expression in the working precision, each operation rounded to nearest.
+// Evaluates an expression in the working precision, with each operation rounded to nearest.
 class ModFormula {
  public:
   ModFormula(const ModView& view, std::span<const score_mod::NodeId> outputs, bool wide) : view_(view) {
@@ -373,7 +374,7 @@ class Plain {
   void backward_row(int64_t b, int64_t h, int64_t i, std::vector<double>& dq) {
     const std::vector<double> out = read(p.out, p.out.at(b, s_.q_begin + i, h), p.head_dim_v);
     std::vector<double> dout = read(p.dout, p.dout.at(b, s_.q_begin + i, h), p.head_dim_v);
-    if (p.dout.dtype != p.dtype) {  // products of 16-bit inputs take no float32
+    if (p.dout.dtype != p.dtype) {  // products of 16-bit inputs cannot read float32
       for (double& x : dout) x = fl.round(p.dtype, x);
     }
     const double lse = load(p.lse.dtype, p.lse.at(b, s_.q_begin + i, h));
@@ -461,7 +462,7 @@ class Plain {
   Sequence s_;
   Rows q_, k_, v_, dk_, dv_;
   Interleaved keys_, values_;
-  std::vector<Dot> products_;  // products of one row with those
+  std::vector<Dot> products_;  // products of one row with the interleaved rows
   ModFormula visible_, score_, slope_, capturing_;
   std::vector<double> dbias_, dsink_, captured_;
   std::map<int64_t, DType> captured_types_;  // by cell

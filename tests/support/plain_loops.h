@@ -1,4 +1,5 @@
-// The innermost loops of standard attention on several numbers at once: the same bits as one number after the other.
+// The innermost loops of standard attention on several numbers at once. The loops give the same bits as one number
+// after the other.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ class Interleaved {
   std::vector<double> numbers_;
 };
 
-// An error of up to half a unit, or of the least one. Zeros and numbers that are too large have none.
+// An error of up to half a unit, at least of the smallest number. Zeros and numbers that are too large have none.
 struct Disturbance {
   double half_unit, least, largest;
 };

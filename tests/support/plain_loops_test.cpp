@@ -1,4 +1,4 @@
-// The loops of standard attention return what one number after the other would.
+// The loops of standard attention must return the result of one number after the other.
 #include "support/plain_loops.h"
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 
 namespace tandem::test {
 
-// How a tensor lies in memory. Bits may be combined.
+// The memory layout of a tensor. Bits may be combined.
 enum Layout : int64_t {
   kCompact = 0,
   kGaps = 1,        // unused elements (default 3) after each innermost run
@@ -31,7 +31,7 @@ class Tensor {
   const std::vector<int64_t>& strides() const { return strides_; }
   int64_t size() const;
 
-  // Elements in row-major order of the shape, whatever the layout.
+  // Elements in row-major order of the shape, for any layout.
   std::byte* element(int64_t n);
   const std::byte* element(int64_t n) const { return const_cast<Tensor*>(this)->element(n); }
   double get(int64_t n) const { return load(dtype_, element(n)); }

@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Operations of the forward."""
+        """Returns the operations of the forward."""
         return 4.0 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k * self.head_dim / (1 + self.causal)
 
 
@@ -104,7 +104,7 @@ class Guarded:
 
 
 class Call:
-    """One pass with its arguments filled in."""
+    """One pass with its arguments."""
 
     def __init__(self, context: c.c_void_p, which: int, causal: bool, tensors: dict):
         self.context, self.which, self.alive = context, which, []
@@ -124,9 +124,9 @@ class Call:
 
 
 def standard_attention(q, k, v, dout, causal: bool, types):
-    """out, lse, dq, dk and dv of one key head, from q and dout (heads, rows, dim).
+    """Computes out, lse, dq, dk and dv of one key head, from q and dout (heads, rows, dim).
 
-    types: of the computation, and of P, dS and the results (or None).
+    types: the type of the computation, and the type of P, dS and the results (or None).
     """
     dtype, rounded = types
     lost = (lambda t: t.to(rounded).to(dtype)) if rounded else (lambda t: t)
@@ -153,7 +153,7 @@ def standard_attention(q, k, v, dout, causal: bool, types):
 
 
 def share_of_bound(got, want, plain) -> float:
-    """The largest error as a share of its bound."""
+    """Returns the largest error as a share of its bound."""
     near = want.to(got.dtype)
     slack = (near + 0.3 - 0.3 - near).abs().double()
     error = (got.double() - want).abs().nan_to_num(math.inf)
@@ -204,7 +204,8 @@ class Problem:
         found = []
         names = [*self.results, "forward's workspace", "backward's workspace"]
         found += [f"wrote outside {n}" for n, g in zip(names, self.guarded()) if not g.intact()]
-        empty_rows = self.shape.causal and self.shape.seqlen_q > self.shape.seqlen_k  # lse is -inf there
+        # rows without keys have an lse of -inf
+        empty_rows = self.shape.causal and self.shape.seqlen_q > self.shape.seqlen_k
         for name, tensor in zip(self.results, first):
             finite = (
                 torch.isfinite(tensor) | (tensor == -math.inf) if name == "lse" and empty_rows else tensor.isfinite()

@@ -1,6 +1,6 @@
-# To be sourced: a proof in steps, and its JSON file, whose fields docs/results/README.md explains. Environment: COMMIT,
-# SECONDS_EACH (tools/gpu/prove.sh). The caller sets `kept`, a folder or nothing: a step whose
-# outcome is in the folder does not run again.
+# Functions that run a proof in steps and write its JSON file, whose fields docs/results/README.md explains. Other
+# scripts source it. Environment: COMMIT, SECONDS_EACH (tools/gpu/prove.sh). The caller sets `kept`, a folder or
+# nothing: a step whose outcome is in the folder does not run again.
 # shellcheck shell=bash
 # shellcheck source=tools/gpu/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -8,7 +8,7 @@
 steps=() failures=0
 record() { steps+=("$@"); } # <name> <command> <verdict> <seconds> <summary>
 
-# Runs a command, shows what it prints where it fails, and keeps its last line of the pattern.
+# Runs a command, prints its output if it fails, and keeps the last line that matches the pattern.
 step() { # <name> <pattern of the summary> <command...>
   local name=$1 pattern=$2 start=$SECONDS verdict=ok code=0 summary before
   shift 2
@@ -36,7 +36,7 @@ step() { # <name> <pattern of the summary> <command...>
   [ -z "${kept:-}" ] || printf '%s\n' "${before[@]}" > "$kept/$name"
 }
 
-# Writes the file and ends with the verdict.
+# Writes the file and exits with the verdict.
 finish() { # <file.json> <device> <driver>
   python3 - "$1" "$(commit_of_build)" "$2" "$3" "$TANDEM_NVRTC" "$failures" "${steps[@]}" << 'PYTHON'
 import ctypes, datetime, json, pathlib, sys

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can prove about the kernels. The outcome is written to a JSON file whose fields
-# docs/results/README.md explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a
-# Blackwell one.
+# Runs every proof about the kernels that needs a GPU. The script writes a JSON file whose fields docs/results/README.md
+# explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a Blackwell one.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,large,
 #                       large-memcheck,memcheck,racecheck,synccheck]
@@ -11,10 +10,11 @@
 # command continues after an interruption.
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
-# tests/support/tandem_fuzz are all that is read of it, and src/libtandem.so.0 for the large shapes. Environment:
+# tests/support/tandem_fuzz are the only files that the script reads, and src/libtandem.so.0 for the large shapes.
+# Environment:
 #   TANDEM_NVRTC      the compiler; else the newest one of python3's site-packages, CUDA_HOME and /usr/local/cuda
 #   TANDEM_CACHE_DIR  where compiled kernels stay; else a new folder, so that all are compiled
-#   COMMIT            what was built, where this is no checkout
+#   COMMIT            the commit of the build, if this is no checkout
 #   FUZZ, SECONDS_EACH  random problems of each pass (2000); the most that a step may take (900)
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -45,7 +45,7 @@ for file in "$tests" "$fuzz" "$worker" "$counting"; do
   [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
 done
 counting=$(realpath "$counting")
-# The outcomes of another proof must not be counted here.
+# The outcomes of another proof must not be counted.
 if [ -n "$kept" ]; then
   proof="$(commit_of_build), ${FUZZ:-2000} random problems"
   [ -e "$kept/proof" ] || echo "$proof" > "$kept/proof"
@@ -55,7 +55,7 @@ fi
 use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
 
-# Processes that start together without a compiled kernel. One process must compile it, and the rest must read it.
+# Starts processes together without a compiled kernel. One process must compile it, and the rest must read it.
 cold() { # <processes> <threads of each>
   local pids=() code=0 compiled
   : > "$scratch/count"
@@ -74,7 +74,7 @@ cold() { # <processes> <threads of each>
 export -f cold
 export scratch counting worker
 
-# The tests in as many processes as there are cores, up to 12: they compile and judge on the host.
+# Runs the tests in one process per core, up to 12, because they compile and compare on the host.
 shards() {
   local pids=() failed=() code=0 count
   count=$(nproc)
@@ -97,7 +97,7 @@ shards() {
 export -f shards
 export tests
 
-# Random problems, some at a time: a step for each.
+# Runs random problems in several steps.
 random() { # <name> <cases>
   local all=${FUZZ:-2000} each=500 first
   for ((first = 1; first <= all; first += each)); do
@@ -120,7 +120,7 @@ sanitize() { # <step> <tool> <flags and command...>
   step "$name" 'ERROR SUMMARY|RACECHECK SUMMARY' "$program" --error-exitcode 9 --print-limit 20 --tool "$@"
 }
 
-# Random large shapes, with guard bands and float64; 40 of them under memcheck. They need torch.
+# Checks random large shapes, with guard bands and float64; 40 of them under memcheck. The proofs need torch.
 large() { # <step> <flags of large_shapes.py...>
   local name=$1
   shift

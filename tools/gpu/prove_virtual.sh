@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole proof of the forward on a virtual GPU, under its checker and several schedules. A failure is printed with the
-# command that repeats it. The outcome is a JSON file whose fields docs/results/README.md explains.
+# Runs the whole proof of the forward on a virtual GPU, under its checker and several schedules. A failure is printed
+# with the command that repeats it. The outcome is a JSON file whose fields docs/results/README.md explains.
 #
 #   tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device vgpu:b200|vgpu:h200] [--in <folder>] [--share I/N]
 #                              [--only grid,product,fuzz,deletions,schedules,backward,gradients]
@@ -10,7 +10,7 @@
 # from I on: join the folders of N machines, then run without it. The file is written when no share is missing.
 #
 # The build folder may come from another machine: tests/kernels/kernels_test, tests/support/tandem_fuzz and
-# vgpu/tests/mutation/vgpu_mutation_test are all that is read of it. Environment:
+# vgpu/tests/mutation/vgpu_mutation_test are the only files that the script reads. Environment:
 #   TANDEM_NVRTC, TANDEM_CACHE_DIR, COMMIT   as of tools/gpu/prove.sh
 #   SCHEDULES, FUZZ   under which each problem runs (3: all early, all late, random); random problems (2000)
 #   JOBS, SECONDS_EACH   processes (one a core); the most that a share may take (1800)
@@ -51,21 +51,21 @@ use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache} SECONDS_EACH=${SECONDS_EACH:-1800}
 jobs=${JOBS:-$(nproc)} schedules=${SCHEDULES:-3} problems=${FUZZ:-2000}
 
-# The outcomes of another proof must not be counted here.
+# The outcomes of another proof must not be counted.
 in=${in:-$scratch/shares}
 mkdir -p "$in"
 proof="$(commit_of_build), $device, $schedules schedules, $problems random problems"
 [ -e "$in/proof" ] || echo "$proof" > "$in/proof"
 [ "$(< "$in/proof")" = "$proof" ] || die "$in holds shares of another proof ($(< "$in/proof")), not of $proof: use another folder"
 
-# The long cases of vgpu_mutation_test for this device, chosen by their names.
+# Prints the long cases of vgpu_mutation_test for this device, chosen by their names.
 cases() { # <suite>
   local which=-v
   [ "$device" != vgpu:b200 ] || which=-e
   "$mutation" --gtest_list_tests --gtest_filter="*$1.DISABLED_*" | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' |
     grep -i $which blackwell
 }
-shares_of() { # <step>: how many there are
+shares_of() { # <step>: prints the number of its shares
   case $1 in
     deletions) cases Deletion | wc -l ;;
     schedules) cases Clean | wc -l ;;
@@ -73,7 +73,7 @@ shares_of() { # <step>: how many there are
   esac
 }
 
-# Runs share n of a step. Its output shows each problem before its outcome.
+# Runs share n of a step. The output shows each problem before its outcome.
 run_share() { # <step> <n> <shares>
   local each=$(((problems + $3 - 1) / $3)) from fuzz_flags=()
   local judge=("$tests" --device "$device" --schedules "$schedules" --part "$2/$3" --gtest_brief=1)
@@ -98,7 +98,7 @@ run_share() { # <step> <n> <shares>
       ;;
   esac
 }
-# Leaves <step>.<n>, its output, and <step>.<n>.done: exit code and seconds.
+# Writes <step>.<n>, its output, and <step>.<n>.done: exit code and seconds.
 share() { # <step> <n> <shares>
   local log=$in/$1.$2 code=0 start=$SECONDS
   [ ! -e "$log.done" ] || return 0
@@ -108,7 +108,7 @@ share() { # <step> <n> <shares>
 export -f cases run_share share
 export in tests fuzz mutation device schedules problems
 
-# Sums up the shares of a step.
+# Summarises the shares of a step.
 summary_of() { # <step>
   cat "$in/$1".*[0-9] | awk -v step="$1" -v schedules="$schedules" '
     /^(case: |--)/ { cases++ }

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Records the results of a Hopper GPU for the tests' kernels and a dozen problems. On machines without a GPU the virtual
-# GPU must give the same results.
+# GPU must reproduce them.
 #
 #   tools/gpu/record.sh <build folder> [<root>]
 #
-# Writes vgpu/tests/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, which is this
-# checkout if not given. The build folder may come from another machine: vgpu/tests/instructions/vgpu_instructions_test
-# and tests/kernels/kernels_test are all that is read of it. Every test runs in a separate process, so that a
+# Writes vgpu/tests/instructions/recorded/hopper.txt and tests/kernels/recorded/hopper.txt under the root, by default
+# this checkout. The build folder may come from another machine: vgpu/tests/instructions/vgpu_instructions_test and
+# tests/kernels/kernels_test are the only files that the script reads. Every test runs in a separate process, so that a
 # failing kernel does not stop other tests. Environment:
 #   TANDEM_NVRTC  the compiler, see common.sh
 #   COMMIT        what was built, where this is no checkout

@@ -5,8 +5,9 @@
     python cudnn_open_kernels.py cudnn-frontend --arch sm_90a --head-dim 128 --out d128
     tandem vgpu check d128/kernel.ptx --launch d128/launch.json
 
-It extracts the kernel and its flags from the header and compiles the kernel to PTX. It writes the launch description of
-cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...), random inputs, and their attention in float64.
+The script extracts the kernel and its flags from the header and compiles the kernel to PTX. The script also writes the
+launch description of cuDNN's engine (sm90_sdpa_prefill_engine.h, sm100_...), random inputs, and their attention in
+float64.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def compile_ptx(source, flags):
     folders = [pathlib.Path(site, "nvidia/cu13/lib") for site in site_packages.getsitepackages()]
     library = pathlib.Path(os.environ.get("TANDEM_NVRTC", next((f for f in folders if f.exists()), ".")))
     library = library / "libnvrtc.so.13" if library.is_dir() else library
-    for builtins in library.parent.glob("libnvrtc-builtins.so.13*"):  # else the system looks for it, elsewhere
+    for builtins in library.parent.glob("libnvrtc-builtins.so.13*"):  # otherwise NVRTC searches system folders only
         ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
     nvrtc = ctypes.CDLL(str(library) if library.exists() else library.name)
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -61,7 +62,7 @@ def divisor(n):
 
 
 def described(*sizes):
-    """Packs their tensor_descriptor: the number of dimensions, 12 sizes and 12 strides."""
+    """Packs the kernels' tensor_descriptor: the number of dimensions, 12 sizes and 12 strides."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     room = [0] * (12 - len(sizes))
     return {"i64": [len(sizes), *sizes, *room, *strides, *room]}
@@ -83,7 +84,7 @@ def parameters(arch, shape):
     group = {"u16": [shape.group] * 3}
     descriptor = {"struct": [{"u32": [*sizes, shape.head_dim, shape.head_dim]}, group]}
     rows = described(shape.batch, shape.heads_q, shape.seqlen_q)
-    # "0000 80ff": minus infinity.
+    # The bytes "0000 80ff" are minus infinity.
     tail = [{"f32": shape.scale}, {"hex": "0000 80ff"}, {"pointer": "largest"}, rows, {"pointer": "sums"}, rows]
     if arch == "sm_90a":
         tiles = -(-shape.seqlen_q // 128)
@@ -146,7 +147,7 @@ def main():
     )
     a = parser.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    shape = Shape(a.batch, a.seqlen, a.seqlen, a.heads_q, a.heads_k, a.head_dim, causal=True)  # their only mask
+    shape = Shape(a.batch, a.seqlen, a.seqlen, a.heads_q, a.heads_k, a.head_dim, causal=True)  # the kernels' only mask
     ptx = compile_ptx(*kernel_of(a.checkout, a.arch, a.head_dim))
     (a.out / "kernel.ptx").write_text(ptx)
     write_launch(a.out, ptx, a.arch, shape, a.seed)

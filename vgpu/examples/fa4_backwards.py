@@ -30,7 +30,7 @@ CASES = [
     )
     for form in forms
 ]
-# Last tiles that are not full, one query, few keys, several sequences.
+# The problems have partial last tiles, one query, few keys, or several sequences.
 PROBLEMS = [
     {"seqlen-q": 300, "seqlen-k": 400, "heads": 2},
     {"seqlen-q": 513, "seqlen-k": 130, "heads": 1},
@@ -48,7 +48,7 @@ def said(command: list, good: tuple[int, ...] = (0,)) -> str:
 
 
 class Kernels:
-    """The three of a backward, launched for one problem."""
+    """The three kernels of a backward, launched for one problem."""
 
     def __init__(self, tandem: str, ptx: Path, problem: dict, folder: Path) -> None:
         self.tandem, self.ptx, self.folder = tandem, ptx, folder
@@ -65,12 +65,12 @@ class Kernels:
         for part in ("pre", "main", "post"):
             more = ["--schedule", schedule, "--out", self.folder / part]
             text = said([*self.command("run", part), *more], good=(0, 1))
-            found = WITHIN.findall(" ".join(text.split()))  # lines are broken to the width of a terminal
+            found = WITHIN.findall(" ".join(text.split()))  # lines are wrapped to the width of a terminal
             parts |= {name: float(error) / float(allowed) for name, error, allowed in found}
         return parts, hashlib.sha256((self.folder / "main/dq_accum.npy").read_bytes()).hexdigest()
 
     def check(self, schedules: int) -> tuple[set, set]:
-        """Rules that the main kernel breaks: errors, and those by the letter."""
+        """The rules that the main kernel breaks: errors, and findings by the letter."""
         path = self.folder / "findings.json"
         said([*self.command("check", "main"), "--schedules", schedules, "--json", path], good=(0, 1))
         findings = json.loads(path.read_text())["findings"]

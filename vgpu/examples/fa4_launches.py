@@ -30,7 +30,7 @@ def zeros(count):
 
 
 def scales(shape):
-    """Returns the scale of the scores, and the same for exponents of 2."""
+    """Returns the scale of the scores, and the scale for exponents of 2."""
     scale = np.float32(shape.scale)
     return {"f32": float(scale)}, {"f32": float(scale * np.float32(LOG2_E))}
 
@@ -42,7 +42,7 @@ def tensor(buffer, sizes, strides):
 
 
 def tensor_map(buffer, dims, strides, box, offset=0):
-    """strides: in elements, of all dimensions but the first."""
+    """strides: in elements, of all dimensions except the first."""
     strides, swizzle = [2 * s for s in strides], f"{2 * box[0]}B"
     fields = {"buffer": buffer, "offset": offset, "dims": dims, "byte_strides": strides, "box": box, "swizzle": swizzle}
     return {"tensor_map": fields}
@@ -79,7 +79,7 @@ def swizzled(swizzle, heads, blocks, batch):
 
 
 def longest_first(shape, heads, blocks, splits):
-    """Returns the scheduler's parameters for causal kernels; splits: their number."""
+    """Returns the scheduler's parameters for causal kernels. splits: the number of key splits."""
     swizzle = heads_at_a_time(shape)
     numbers = [blocks * heads * shape.batch, *splits, blocks, heads, shape.batch, swizzle]
     return [*integers(*numbers), *swizzled(swizzle, heads, blocks, shape.batch), fast_divisor(1), {"i32": 1}]
@@ -110,7 +110,7 @@ def forward(shape, arch):
     parameters += [rows("q"), keys, values, rows("out")]
     scale, scale_log2 = scales(shape)
     parameters += [{"f32": LOG2_E}, scale] if shape.distance else [scale_log2]
-    parameters += [zeros(1 if hopper else 64 if paired else 32)] * 2  # the usual products
+    parameters += [zeros(1 if hopper else 64 if paired else 32)] * 2  # the default kind of products
 
     grid = [tiles]
     if shape.causal:
@@ -121,7 +121,7 @@ def forward(shape, arch):
     elif hopper:
         grid = [blocks, heads, shape.batch]
         parameters += [{"i32": n} for n in grid] + [fast_divisor(1), {"i32": 1}]
-    else:  # blocks that stay and take one tile after the other
+    else:  # persistent blocks take one tile after the other
         grid = [min(MULTIPROCESSORS[arch] // 2, tiles) * 2 if paired else min(MULTIPROCESSORS[arch], tiles)]
         for n in (blocks, heads):
             parameters += [fast_divisor(n), {"i32": n}]
@@ -137,7 +137,7 @@ def forward(shape, arch):
 
 
 def packed(lengths_q, lengths_k, shape, arch):
-    """Describes the causal forward of packed sequences; shape: of their concatenation."""
+    """Describes the causal forward of packed sequences. shape: the shape of their concatenation."""
     hopper, d, heads, batch = arch == "sm_90a", shape.head_dim, shape.heads_q, len(lengths_q)
     rows_of_block = 128 if hopper else 256
 
@@ -148,7 +148,7 @@ def packed(lengths_q, lengths_k, shape, arch):
     starts = [tensor(name, [batch + 1], []) for name in ("starts_q", "starts_k")]
     maps = [map_of_rows("q", shape.seqlen_q), map_of_rows("k", shape.seqlen_k), map_of_rows("v", shape.seqlen_k)]
     if hopper:
-        # Rows are counted such that the last one of a sequence is the last in bounds.
+        # Rows are counted such that the last row of a sequence is the last in bounds.
         last, row = 1 << 30, heads * d
         out = tensor_map("out", [d, last, heads, (1 << 31) - 1], [row, d, row], [64, 128, 1, 1], -2 * last * row)
         parameters = [*({"i32": sizes} for sizes in (sizes_q, sizes_k, sizes_v, [d, heads])), *starts, *maps, out]
@@ -173,7 +173,7 @@ def rows_of_backward(shape, arch):
 
 
 def backward(shape, arch, paired, deterministic):
-    """Its kernels: "pre" sums dout * out and clears dq_accum, "main", and "post" converts dq_accum to dq.
+    """The kernels of a backward: "pre" sums dout * out and clears dq_accum, "main", and "post" converts dq_accum to dq.
 
     paired, deterministic: for sm_100a. A deterministic kernel has a semaphore for each tile of queries."""
     hopper, batch, heads, d = arch == "sm_90a", shape.batch, shape.heads_q, shape.head_dim

@@ -1,13 +1,13 @@
-"""Runs FlashAttention-4's own kernels on the virtual GPU.
+"""Runs FlashAttention-4's kernels on the virtual GPU.
 
     pip install flash-attn-4 numpy                      # its wheels, with torch for the CPU; no GPU, no CUDA driver
     python flash_attention_4.py dump ptx                # compiles its kernels: ptx/sm_90a/fwd_d128.ptx, ...
     python flash_attention_4.py launch ptx/sm_90a/fwd_d128.ptx --seqlen-q 300 --seqlen-k 200 --out d128
     tandem vgpu check ptx/sm_90a/fwd_d128.ptx --launch d128/launch.json
 
-`launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. It prints
-the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post) that pass results through files.
-fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
+`launch` writes the launch description, random inputs, and their attention in float64 with the allowed error. `launch`
+also prints the command for `tandem vgpu`. bwd_d128.ptx has three kernels (.pre, none, .post) that pass results through
+files. fwd_d128_varlen_causal.ptx needs the lengths of packed sequences, --lengths-q 100,0,257 --lengths-k 130,64,300.
 
 The launcher of flash-attn-4 4.0.0b36 passes these parameters; another version may pass other ones.
 """
@@ -137,7 +137,7 @@ def write_launch(arguments):
     ptx = pathlib.Path(arguments.ptx)
     arch = re.search(r"^\.target (\w+)", ptx.read_text(errors="replace"), re.MULTILINE)[1]
     if ptx.stem not in CASES or arch not in MULTIPROCESSORS:
-        sys.exit(f"{ptx}: must be {', '.join(CASES)} for sm_90a or sm_100a: the launches of others are not known here")
+        sys.exit(f"{ptx}: must be {', '.join(CASES)} for sm_90a or sm_100a: other kernels have no launch")
     head_dim, heads_k, causal = CASES[ptx.stem]
     group = 16 // heads_k
     if arguments.heads % group != 0:
@@ -177,7 +177,7 @@ CASES = {  # name: head_dim, heads of keys for 16 of queries, causal
     "bwd_d128": (128, 16, False),
     "bwd_d128_causal": (128, 16, True),
 }
-# For sm_100a alone.
+# Only sm_100a has these forms.
 FORMS = {64: ("", "_deterministic"), 128: ("_deterministic", "_one_cta", "_one_cta_deterministic")}
 CASES |= {
     f"bwd_d{head_dim}{causal}{form}": (head_dim, 16, bool(causal))
@@ -195,7 +195,7 @@ PARTS = {"preprocess": ".pre", "": "", "postprocess": ".post"}
 
 
 def compile_case(case, arch):
-    """Runs in a process with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set. Nothing is launched; tensors are fakes."""
+    """Compiles in a process with CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR set. No kernel is launched; tensors are fakes."""
     import cutlass
     import cutlass.utils
     import cutlass.utils.hardware_info
@@ -204,7 +204,7 @@ def compile_case(case, arch):
     from cutlass._mlir.dialects import math as mlir_math
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    class Hardware:  # stands for the driver
+    class Hardware:  # a replacement of the driver's properties
         def __init__(self, *_, **__):
             pass
 
@@ -277,7 +277,7 @@ def main():
     one.add_argument("folder")
     one.add_argument("cases", nargs="*", help=f"[all] {' '.join(CASES)}")
     one.set_defaults(run=dump)
-    one = verbs.add_parser("compile", help="one of them, for dump")
+    one = verbs.add_parser("compile", help="compile one kernel, which FlashAttention-4 then writes to a file")
     one.add_argument("case", choices=CASES)
     one.add_argument("arch", choices=MULTIPROCESSORS)
     one.set_defaults(run=lambda a: compile_case(a.case, a.arch))

@@ -1,4 +1,4 @@
-// The virtual GPU's memory: pieces of the host's, and whether anything has been written to them.
+// The virtual GPU's memory: allocations of host memory, and a flag whether a program has written to them.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@ class Allocator {
   ~Allocator();
 
   Status allocate(size_t bytes, void** address);
-  // Memory of the program, which free() takes back without freeing it. It counts as written.
+  // Registers memory of the program. free() forgets it without freeing it. The memory counts as written.
   void adopt(void* address, size_t bytes);
   Status free(void* address);
-  // Refuses what begins in an allocation and goes beyond its end; memory of others is not ours to judge.
+  // Refuses a range that begins in an allocation and ends after it. Memory outside all allocations is not checked.
   Status check(const char* what, const void* address, size_t bytes) const;
   void written(const void* address, size_t bytes);
 
-  // All allocations, for a launch that does not name its buffers. Afterwards they count as written.
+  // Returns all allocations, for a launch that does not name its buffers. Afterwards they count as written.
   std::vector<Buffer> buffers();
 
  private:

@@ -69,7 +69,7 @@ class VirtualModule final : public gpu::Module {
   std::map<std::string, KernelEntry> entries_;  // their addresses stay
 };
 
-// Streams order nothing: a handle is an address that is never dereferenced.
+// Streams need no order: a handle is an address that is never dereferenced.
 struct VirtualStream {};
 struct VirtualEvent {
   Clock::time_point recorded;
@@ -184,7 +184,7 @@ std::vector<Buffer> VirtualDevice::buffers_of(const gpu::Launch& launch) {
   return buffers;
 }
 
-// Each parameter from where its address is to where the kernel looks for it.
+// Copies each parameter from the caller's address to its offset in the parameter block.
 std::vector<std::byte> parameters_of(const Program& program, void** args) {
   std::vector<std::byte> block(static_cast<size_t>(program.parameter_bytes()));
   const ptx::Function& function = program.function();
@@ -222,7 +222,7 @@ Status VirtualDevice::launch(const gpu::Launch& launch) {
   return status;
 }
 
-// The first error in a sentence, short enough for tandem_last_error; findings by the letter fail nothing.
+// The first error as a sentence short enough for tandem_last_error(). Findings by the letter are no failure.
 Status VirtualDevice::verdict(const Outcome& outcome) const {
   size_t errors = 0;
   const Finding* first = nullptr;

@@ -12,7 +12,7 @@
 namespace tandem::vgpu {
 namespace {
 
-// body() returns a Status.
+// Runs body(), which returns a Status.
 template <class Body>
 Status guarded(Body&& body) noexcept {
   try {

@@ -1,4 +1,4 @@
-// The environment variables that the virtual GPU heeds.
+// The environment variables of the virtual GPU.
 #include <charconv>
 #include <cstdlib>
 #include <string_view>

@@ -34,6 +34,6 @@ TANDEM_DEVICE void captured(const ModifiedBackwardParams& p) {
     }
     sums.store(p, place_of(at, 0, 0));
   }
-  __syncthreads();  // no warp reads tensor memory from here on
+  __syncthreads();  // the last read of tensor memory is complete
   tile.end();
 }

@@ -7,12 +7,12 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// A semaphore orders the additions of n_blocks: the first finds 0 and stores. CTAs take tiles in this order and wait
-// only for earlier ones. In a CTA pair each CTA has half of the queries, and the semaphore counts both additions. It is
-// released after the additions are complete, not when their source has been read.
+// A semaphore orders the additions of n_blocks: the first n_block finds 0 and stores. CTAs take tiles in this order and
+// wait only for earlier tiles. In a CTA pair each CTA has half of the queries, and the semaphore counts both additions.
+// The semaphore is released after the additions are complete, not when their source has been read.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
-  constexpr int kDqSync = 2;  // named barrier
+  constexpr int kDqSync = 2;  // a named barrier
   constexpr int kColumns = T.dq_part_columns();
   constexpr int kLoaded = T.two_cta ? T.dq_columns() / kColumns : 1;  // parts loaded at once, before the next scores
   const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
@@ -20,7 +20,7 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
   PipelineState<T.dq_stages> place;
   u32 steps = 0;
   auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* semaphore, int before) {
-    // After the last addition from this buffer has read it.
+    // The last addition from this buffer has then read it.
     if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
     named_sync(kDqSync, 128);
     float4* const to = reinterpret_cast<float4*>(s.dq[place.index]) + threadIdx.x % 128;
@@ -43,7 +43,7 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
     }
     place.advance();
   };
-  // Adds columns [begin, end) of an iteration.
+  // Adds columns [begin, end) of an iteration's dq.
   auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* semaphore, int before) {
 #pragma unroll 1
     for (int column = begin; column < end; column += kLoaded * kColumns) {

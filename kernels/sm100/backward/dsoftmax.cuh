@@ -52,7 +52,7 @@ TANDEM_DEVICE float keep_or_zero(u32 keep_mask, int n, float x) {
   return x;
 }
 
-// An iteration as one thread sees it: its key, and the warpgroup's queries.
+// An iteration from the view of one thread: its key, and the warpgroup's queries.
 template <Sm100BackwardConfig T>
 struct StepAt {
   static constexpr int kChunks = T.queries_of_warpgroup() / kChunk;
@@ -62,8 +62,8 @@ struct StepAt {
   const Visibility<T>& visibility;
   const HeadScores<T>& of_head;
   const u32 (&keep_mask)[kChunks];  // dropout mask
-  const float* const lse_delta;     // -lse, then delta from T.tile_m on
-  const int query, key;             // query: the first one
+  const float* const lse_delta;     // -lse; delta from index T.tile_m on
+  const int query, key;             // query: the thread's first
 };
 
 // Half of a chunk.
@@ -72,7 +72,7 @@ TANDEM_DEVICE float (&half_of(float (&x)[kChunk], int begin))[kChunk / 2] {
 }
 
 // Replaces scores [begin, end) of chunk c by probabilities: in float32, and rounded with two in a word. With a softcap
-// the float32 one is multiplied by its derivative. Only the rounded ones have dropout.
+// the float32 probability is multiplied by the softcap's derivative. Dropout applies only to the rounded probabilities.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], const StepAt<T>& at, int c,
                                       int begin, int end) {
@@ -91,7 +91,8 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       float derivative[4] = {1, 1, 1, 1};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;  // or the query is beyond the sequence
+        // true also if the query is beyond the sequence
+        const bool hidden = x[n + i] == -kInfinity || of_query[i] == -kInfinity;
         float score = scaled_score<T>(x[n + i], p);
         if constexpr (T.options.softcap) derivative[i] = softcap_derivative(score, p);
         score = at.of_head(score, p, query, n + i, at.key, &derivative[i]);
@@ -101,7 +102,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
       round(n + 2);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[n + i] = apply_score_derivative<T>(x[n + i], derivative[i]);
-      __syncwarp();  // else ptxas overlaps all loads and exponentials, and spills
+      __syncwarp();  // otherwise ptxas overlaps all loads and exp2, and spills
     } else {
       const Float2 scale = float2_of(p.scale_log2);
       split(fma(float2_of(x[n], x[n + 1]), scale, float2_of(lse.x, lse.y)), &x[n], &x[n + 1]);
@@ -114,7 +115,7 @@ TANDEM_DEVICE void make_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk 
   }
 }
 
-// Scores [begin, end) of a chunk that are hidden from all keys of the warp.
+// Sets probabilities [begin, end) of a chunk to 0 if they are hidden from all keys of the warp.
 TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 2], int begin, int end) {
 #pragma unroll
   for (int n = begin; n < end; n += 2) {
@@ -124,7 +125,7 @@ TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 
 }
 
 // dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept ones are divided by the keep
-// probability. sum: the sum over all dS, if it is wanted.
+// probability. sum: the sum over all dS, if the caller needs it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],
                            const StepAt<T>& at, int c, Float2& sum) {

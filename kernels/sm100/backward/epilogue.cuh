@@ -1,5 +1,5 @@
-// The epilogue of the Blackwell backward: the MMA warpgroups store dk and dv from tensor memory to the caller's
-// tensors, some of the columns each.
+// The epilogue of the Blackwell backward. The MMA warpgroups store dk and dv from tensor memory to the caller's
+// tensors; each warpgroup stores some of the columns.
 #pragma once
 #include "device/chunk.cuh"
 #include "device/gradient.cuh"
@@ -17,12 +17,12 @@ struct KeyGradient {
   const TensorMap* map;
   void* data;
   bool is_f32;
-  i64 at, row;   // in data: the head's first element, the row stride
-  int head_dim;  // the problem's
+  i64 at, row;   // in data: offset of the head's first element; row stride
+  int head_dim;  // before padding
   float scale;
 };
 
-// Loads columns [column, column + n) of a thread's row. any: something has been summed.
+// Loads columns [column, column + n) of a thread's row. any: an iteration has added to the sum.
 template <int n>
 TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int column, bool any) {
   if (any) {
@@ -37,7 +37,8 @@ TANDEM_DEVICE void load_sums(float (&x)[n], const KeyGradient& g, u32 lanes, int
   for (float& sum : x) sum *= g.scale;
 }
 
-// Stores directly. rows: rows of the tile within the sequence; if gradients accumulate, its used rows.
+// Stores from registers. rows: the number of the tile's rows within the sequence; if gradients accumulate, of its used
+// rows.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int rows, int first_row, bool accumulate) {
   const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
@@ -58,7 +59,7 @@ TANDEM_DEVICE void store_direct(const KeyGradient& g, int index, bool any, int r
   }
 }
 
-// The tile's rows of a gradient.
+// The rows of a tile in a gradient.
 struct TileRows {
   int rows, first_row;  // rows within the sequence; first_row in the tensor
   int head, batch;
@@ -66,7 +67,7 @@ struct TileRows {
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_sums(const KeyGradient& g, int index, bool any, const TileRows& at) {
   const int rows = at.rows, first_row = at.first_row;
-  constexpr int kStoreSync = 1;  // named barrier
+  constexpr int kStoreSync = 1;  // a named barrier
   constexpr int kColumns = T.stored_columns();
   const int warp = warp_uniform(threadIdx.x / 32 % 4), thread = threadIdx.x % 128;
   const u32 lanes = static_cast<u32>(warp) * 32 << 16;

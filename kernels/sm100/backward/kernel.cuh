@@ -1,8 +1,8 @@
 // Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta
 // (prepost/bwd_preprocess.cuh). Tested on the virtual GPU, not yet on hardware.
 //
-// A CTA takes n_blocks of a key head and keeps their 128 keys and values. It iterates over the queries that see them,
-// 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
+// A CTA takes n_blocks of a key head and keeps their 128 keys and values. The CTA iterates over the queries that see
+// them, 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
 // queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq_reduce.cuh);
 // prepost/bwd_postprocess.cuh rounds it.
 //
@@ -17,10 +17,10 @@
 //             | S'' ...             | dS' = P' (dP' - delta)          |
 //
 // A CTA pair exchanges halves of dS (two_cta_load.cuh, two_cta_mma.cuh). Wide heads use two passes, one for dk and dq
-// and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). One thread's products need no
-// barriers between them, because the tensor core executes them in the order of issue. A commit covers all earlier
-// products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has been read. In a pair,
-// dq_ready covers dS in shared memory.
+// and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). The products that one thread
+// issues need no barriers between each other, because the tensor core executes them in the order of issue. A commit
+// covers all earlier products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has
+// been read. In a pair, dq_ready covers dS in shared memory.
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
@@ -67,14 +67,14 @@ TANDEM_DEVICE void begin(const BackwardParams& p, SharedStorage<T>& s, int warp)
   // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
   // barriers.
   if constexpr (T.two_cta) cluster_sync();
-  if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
+  if (warp == 0) tmem_alloc<T.ctas()>(&s.tensor_memory, T.kTmemColumns);  // allocates all columns, which begin at 0
   __syncthreads();
   grid_dependency_wait();
   launch_dependents();  // semaphores are zero from here on
 }
 
-// Runs a role on all tiles. In two passes it runs on the tiles of dk, then on the tiles of dv; all warps of the CTA
-// call it.
+// Runs a role on all tiles. In two passes the role runs on the tiles of dk, then on the tiles of dv. All warps of the
+// CTA must call it.
 template <Sm100BackwardConfig T, class Work>
 TANDEM_DEVICE void do_tiles(const BackwardParams& p, SharedStorage<T>& s, Work&& work) {
   if constexpr (!T.two_pass()) {
@@ -83,8 +83,9 @@ TANDEM_DEVICE void do_tiles(const BackwardParams& p, SharedStorage<T>& s, Work&&
     if (p.has_dk || p.dq) work(s);
     if (!p.has_dv) return;
     auto& of_dv = *reinterpret_cast<SharedStorage<T.for_dv()>*>(&s);
-    static_assert(sizeof of_dv <= T.kTwoPassBlocks * T.kBlockBytes);  // ends before the barriers of dk
-    // In the ring of dk, which is idle after the last tile.
+    // the dv pass does not overwrite the dk pass's barriers
+    static_assert(sizeof of_dv <= T.kTwoPassBlocks * T.kBlockBytes);
+    // The barriers of dv are in the ring of dk, which is idle after the last tile.
     if (threadIdx.x == 0) init_barriers<T.for_dv()>(of_dv);
     __syncwarp();
     __syncthreads();

@@ -1,10 +1,10 @@
-// The loading thread of the Blackwell backward. It also takes the tiles and publishes them to the other warps.
+// The loading thread of the Blackwell backward. The thread also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "ptx/tma.cuh"
 #include "sm100/backward/smem.cuh"
 
 // Loads keys and values of every tile, then queries with lse and delta, and dout of every iteration. The first
-// iteration's operands come before the keys, while the previous tile is stored.
+// iteration's operands are loaded before the keys, while the epilogue stores the previous tile.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void load_one_cta(const BackwardParams& p, SharedStorage<T>& s) {
   PipelineState<T.q_stages> q_ring;

@@ -4,11 +4,11 @@
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/smem.cuh"
 
-// The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites the P
-// that dV has read. dQ overwrites the dS that dK has read, and dP of the next iteration overwrites both.
+// The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites P after
+// dV has read P. dQ overwrites dS after dK has read dS. dP of the next iteration overwrites both.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
-  constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
+  constexpr int kSteps = T.tile_m / 16;  // products of 16 inner elements (queries or keys)
   constexpr u32 kBlock = T.kBlockBytes;
   constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
   constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.head_dim);
@@ -16,15 +16,15 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
   constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.head_dim);
   PipelineState<T.q_stages> q_next, q_ring;
   PipelineState<T.dout_stages> dout_ring;
-  u32 steps = 0;  // over all tiles
+  u32 steps = 0;  // iterations of all tiles
 
   auto wait = [](u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   };
-  // The c-th 16 columns of an operand with rows along the result, in blocks of 64.
+  // The offset of the c-th 16 columns of an operand with rows along the result, in blocks of 64.
   auto in_row = [](int c) { return static_cast<u64>(c / 4 * (kBlock >> 4) + c % 4 * 2); };
-  // The c-th 16 rows of an operand with rows along the inner dimension.
+  // The offset of the c-th 16 rows of an operand with rows along the inner dimension.
   auto rows_16 = [](int c) { return static_cast<u64>(c * (2048 >> 4)); };
   auto by_columns = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); };
   auto by_rows = [](const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); };

@@ -1,12 +1,12 @@
-// The relay warp of the Blackwell backward, with T.has_relay_warp(). It zeroes rows beyond a sequence before it signals
-// operands to the products, because these rows are undefined and 0 * NaN is NaN.
+// The relay warp of the Blackwell backward, with T.has_relay_warp(). The warp zeroes rows beyond a sequence before it
+// signals operands to the products, because these rows are undefined and 0 * NaN is NaN.
 #pragma once
 #include "device/chunk.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// Handles 128 rows, of which `used` are used.
+// Zeroes the rows from `used` to 128 and signals.
 TANDEM_DEVICE void pass(u64* tma_full, u64* peer_full, u32 parity, u16* block, int columns, int used) {
   constexpr int kRows = Sm100BackwardConfig::tile_m;
   const int lane = threadIdx.x % 32;

@@ -11,7 +11,7 @@
 #include "ptx/warp.cuh"
 #include "score_grads/score_tile.cuh"
 
-// The two products of a tile: S is keys times queries, dP is values times dout.
+// The two products of a tile: S is keys times queries, and dP is values times dout.
 enum ScoreProduct { kScores, kDp };
 
 template <Sm100BackwardConfig T>
@@ -20,7 +20,7 @@ struct ScoreTileShared {
     alignas(1024) u16 keys[T.kCtaKeys * T.score_columns()];
     alignas(1024) u16 queries[T.tile_m * T.score_columns()];
   };
-  ScoreOperands operands[T.score_places()];   // one per product; wide heads share one
+  ScoreOperands operands[T.score_places()];   // one per product; wide heads share one buffer
   alignas(16) float lse_delta[2 * T.tile_m];  // per query: -lse in log2 units, delta
   alignas(8) u64 lse_delta_tma_full;
   u64 tma_full[2], ready[2];  // per product: operands arrived; result complete
@@ -35,7 +35,7 @@ struct ScoreTile {
   const BackwardParams& p;
   ScoreTileShared<T>& s;
   Dropout dropout;
-  const int warp, lane, row, first_query;  // row: of the key in a tile; first_query: in a chunk
+  const int warp, lane, row, first_query;  // row: the key's, in a tile; first_query: in a chunk
   u32 parity = 0;
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
@@ -52,18 +52,18 @@ struct ScoreTile {
       fence_mbarrier_init();
       fence_proxy_async();
     }
-    if (warp == 0) tmem_alloc<1>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
+    if (warp == 0) tmem_alloc<1>(&s.tensor_memory, T.kTmemColumns);  // allocates all columns, which begin at 0
     __syncthreads();
     grid_dependency_wait();
   }
-  // After all warps have read the last tile.
+  // All warps have then read the last tile.
   TANDEM_DEVICE void end() const {
     if (warp == 0) tmem_free<1>(s.tensor_memory, T.kTmemColumns);
   }
 
   static constexpr int columns_of(ScoreProduct n) { return n == kScores ? T.k_columns() : T.v_columns(); }
 
-  // Loads the operands of a product. One thread, the same as for multiply().
+  // Loads the operands of a product. The thread that calls multiply() must call it.
   template <ScoreProduct n>
   TANDEM_DEVICE void load(int key, int query, int head, int batch) const {
     auto& to = s.operands[n % T.score_places()];
@@ -166,7 +166,7 @@ struct ScoreTile {
         gradient.ds = ds_of<T>(p, visible >> n & 1 ? score : -kInfinity, {lse_delta[n], lse_delta[T.tile_m + n]},
                                x[kDp][i], keep_mask, n);
         use(n, gradient);
-        if (n % 4 == 3) __syncwarp();  // else ptxas overlaps the loads of all queries, and spills
+        if (n % 4 == 3) __syncwarp();  // otherwise ptxas overlaps all queries' loads, and spills
       }
     }
   }

@@ -14,21 +14,21 @@
 template <Sm100BackwardConfig T, bool = T.two_cta>
 struct TwoCtaShared {
   static constexpr int kColumns = 64;
-  alignas(1024) u16 kt[T.tile_n() * kColumns];  // for dQ: all keys of the pair
+  alignas(1024) u16 kt[T.tile_n() * kColumns];  // operand of dQ: all keys of the pair
   alignas(1024) u16 qt[T.tile_m * kColumns], doutt[T.tile_m * kColumns];
-  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // outgoing dS of the other CTA's queries
+  alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // dS of the other CTA's queries, to be sent
 };
 template <Sm100BackwardConfig T>
 struct TwoCtaShared<T, false> {};
 template <Sm100BackwardConfig T>
 struct TwoCtaBarriers {
-  // Arrivals: 1. Barriers marked * count one arrival of each CTA, at the leader.
+  // The TMA barriers expect 1 arrival. The leader's barriers marked * expect one arrival of each CTA.
   alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
   u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
   u64 qt_empty, doutt_empty;
   u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
-  u64 ds_tma_full, ds_peer_full;  // other's dS arrived (bytes); leader: there too
-  u64 tile_signalled, tile_read;  // next tile's number arrived; leader: other CTA read it
+  u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: received in both CTAs
+  u64 tile_signalled, tile_read;  // next tile's number received; leader: other CTA read it
   int next_tile;
 };
 
@@ -39,7 +39,7 @@ struct Operands {
   alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
   alignas(1024) u16 q[T.q_stages][T.q_box_rows() * T.k_columns()];
   alignas(1024) u16 dout[T.dout_stages][T.q_box_rows() * T.v_columns()];
-  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // keys in rows; pair: all keys, half of the queries
+  alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // rows are keys; CTA pair: all keys, half of the queries
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // in fragment order
 };
 template <Sm100BackwardConfig T>
@@ -53,7 +53,7 @@ struct Operands<T, Accumulators::dk> {
 template <Sm100BackwardConfig T>
 struct Operands<T, Accumulators::dv> {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
-  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // reused for dv at the end of a tile
+  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // reused to stage dv at the end of a tile
 };
 
 template <Sm100BackwardConfig T>
@@ -63,15 +63,17 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   // barriers gate products; they receive the arrivals of both CTAs.
   alignas(8) u64 k_tma_full, v_tma_full;
   u64 q_tma_full[T.q_stages], q_empty[T.q_stages], dout_tma_full[T.dout_stages], dout_empty[T.dout_stages];
-  u64 kv_empty;  // kTileWarps: tile, keys and values have been read
-  // In tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair: except dQ).
+  u64 kv_empty;  // kTileWarps arrivals: tile, keys and values were read
+  // The results are in tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair:
+  // except dQ).
   u64 s_ready[T.s_slots()], dp_ready;
   u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each MMA warpgroup
-  u64 s_empty;                                           // same; dk pass and CTA pair: scores have been read
+  u64 s_empty;                                           // 4 warps each; dk pass and CTA pair: scores were read
   u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
-  u64 sums_ready;                                        // dk and dv of the tile
+  u64 sums_ready;                                        // dk and dv of the tile are complete
   u64 lse_delta_tma_full[2], lse_delta_empty[2];         // T.lse_delta_alone(); empty: by commit, unused in a pair
-  u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];  // two passes
+  // barriers of the two passes' ring
+  u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
   // Operands that have arrived and are zeroed beyond the sequence.
   u64 k_peer_full, v_peer_full, q_peer_full[T.q_stages], dout_peer_full[T.dout_stages];
   TwoCtaBarriers<T> two_cta;
@@ -87,12 +89,12 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   TANDEM_DEVICE u64* ring_full(u32 slot) { return T.has_relay_warp() ? &ring_peer_full[slot] : &ring_tma_full[slot]; }
 };
 
-// The first of the CTA's own keys.
+// The index of the CTA's first key.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE int first_key_of(const NBlockWork& tile) {
   return tile.n_block * T.tile_n() + cta_rank<T>() * T.kCtaKeys;
 }
-// written: the other CTA's products read data from ordinary stores.
+// written: ordinary stores wrote data that the other CTA's products read.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
   if constexpr (!T.two_cta) {
@@ -110,7 +112,7 @@ TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
   return p.counter + (T.accumulators == Accumulators::dv ? 1 : 0);
 }
 
-// Reads tile `tile_idx`; called by whole warps. n_block -1: there are no more tiles.
+// Reads tile `tile_idx`. Whole warps must call it. n_block -1: no tiles remain.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE NBlockWork wait_for_tile(SharedStorage<T>& s, u32 tile_idx) {
   mbarrier_wait(T.two_cta ? &s.k_tma_full : s.k_full(), tile_idx & 1);
@@ -123,8 +125,8 @@ TANDEM_DEVICE NBlockWork wait_for_tile(SharedStorage<T>& s, u32 tile_idx) {
           spt<T>() ? warp_uniform(s.tile.diagonal) : 0};
 }
 
-// Two passes: calls the visitor that loads, zeroes or multiplies operands, in the order of issue. S is two iterations
-// ahead of the sum (dk or dv), dP one.
+// Two passes: calls the visitor that loads, zeroes or multiplies operands, in the order of issue. S runs two iterations
+// before the sum (dk or dv), dP one iteration before.
 template <Sm100BackwardConfig T, class Visitor>
 TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
   MBlockIterator<T> scores = first, dp = first, sum = first;

@@ -1,5 +1,6 @@
-// An MMA warpgroup of the Blackwell backward: P from S and dS from dP (dsoftmax.cuh), read from tensor memory and
-// stored for the next products. A thread has one key and its warpgroup's half of an iteration's queries.
+// An MMA warpgroup of the Blackwell backward. The warpgroup loads S and dP from tensor memory, computes P and dS
+// (dsoftmax.cuh), and stores both for the next products. A thread has one key and its warpgroup's half of an
+// iteration's queries.
 #pragma once
 #include "device/dropout.cuh"
 #include "ptx/tcgen05.cuh"

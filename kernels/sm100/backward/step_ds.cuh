@@ -1,4 +1,5 @@
-// dS of an iteration of the Blackwell backward, from dP in tensor memory, and its transfer to the other CTA of a pair.
+// Computes dS of an iteration of the Blackwell backward from dP in tensor memory, and sends a half to the other CTA of
+// a pair.
 #pragma once
 #include "ptx/tcgen05.cuh"
 #include "ptx/tma.cuh"
@@ -16,7 +17,7 @@ TANDEM_DEVICE u16* ds_place(SharedStorage<T>& s, int index) {
   if constexpr (T.makes_dk()) return s.ds + index * kHalf;
   return nullptr;
 }
-// Signals the leader for a warp's rows of the own half, or sends its rows of the other half.
+// Signals the leader for a warp's rows of this CTA's half, or sends the rows of the other half.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void send_ds(SharedStorage<T>& s, int index, int warp) {
   const int rank = cta_rank<T>();
@@ -35,7 +36,7 @@ struct DsRow {
 };
 
 // Computes dS of an iteration from dP at column dp_at, and overwrites dP; also stores it to shared memory in chunks of
-// 16 bytes. Returns the thread's sum if it is wanted.
+// 16 bytes. Returns the thread's sum if the caller needs it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, SharedStorage<T>& s,
                             u32 dp_at, const DsRow& row, u32 steps) {

@@ -1,11 +1,11 @@
-// P of an iteration of the Blackwell backward, from S in tensor memory.
+// Computes P of an iteration of the Blackwell backward from S in tensor memory.
 #pragma once
 #include "ptx/tcgen05.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/dsoftmax.cuh"
 #include "sm100/backward/smem.cuh"
 
-// Signals that a warp has written tensor memory; written: shared memory, too.
+// Signals that a warp has written tensor memory. written: it has written shared memory, too.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void signal(u64* barrier, bool written = false) {
   tmem_wait_store();
@@ -68,7 +68,7 @@ TANDEM_DEVICE void step_probabilities(float (&x)[StepAt<T>::kChunks][kChunk], co
       store_probabilities(c);
     }
     if constexpr (T.makes_dv()) {
-      // Orders the reads of lse and delta before TMA overwrites them. dS has its own fence.
+      // Orders the reads of lse and delta before TMA overwrites them. The code of dS has another fence.
       if constexpr (!T.makes_dk()) fence_proxy_async();
       signal<T>(&s.p_ready[s_slot]);
     }

@@ -5,35 +5,34 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// The rows of a tensor from one on.
+// The rows of a tensor from a first row on.
 struct TmaRows {
   const TensorMap* map;
   int row, head, batch;
 };
 
-// An iteration's operands have one buffer each, free after its product: S, dP, dV, or dK, which is issued after the
-// next S. -lse and delta have two buffers: one is free after the iteration's dK, for which the wait was an iteration
-// earlier.
+// Each operand of an iteration has one buffer. The buffer is free after its product: S, dP, dV, or dK (issued after the
+// next S). -lse and delta have two buffers; dK of the iteration frees a buffer.
 template <Sm100BackwardConfig T>
 struct TwoCtaLoads {
   const BackwardParams& p;
   SharedStorage<T>& s;
   const int rank = cta_rank<T>();
-  u32 steps = 0;  // over all tiles
+  u32 steps = 0;  // iterations of all tiles
 
-  // Loads boxes of 64 columns, which are contiguous. rows: per box.
+  // Loads boxes of 64 columns, which are contiguous. rows: the number per box.
   TANDEM_DEVICE static void load_boxes(u16* to, const TmaRows& from, u64* tma_full, int rows, int columns) {
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64)
       tma_load(to + c * rows, from.map, tma_full, c, from.row, from.head, from.batch);
   }
-  // Loads half of the rows, all columns.
+  // Loads half of the rows and all columns.
   TANDEM_DEVICE void load_rows(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
     mbarrier_expect_tx(tma_full, T.kBlockBytes);
     load_boxes(to, {from.map, from.row + 64 * rank, from.head, from.batch}, tma_full, 64, 128);
   }
-  // Loads all rows, half of the columns.
+  // Loads all rows and half of the columns.
   TANDEM_DEVICE void load_columns(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
     mbarrier_expect_tx(tma_full, T.kBlockBytes);
@@ -93,7 +92,7 @@ TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
     mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }
 
-// Signals the leader after operands have arrived; rows beyond a sequence are zeroed before.
+// Signals the leader after operands have arrived. Before that it zeroes rows beyond a sequence.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   const int lane = threadIdx.x % 32, own_queries = cta_rank<T>() * T.q_box_rows();

@@ -21,7 +21,7 @@
 // their P, and is read during dV.
 template <Sm100BackwardConfig T>
 struct TwoCtaProducts {
-  static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each, if these are queries
+  static constexpr int kSteps = T.tile_m / 16;  // products of 16 inner elements, if these are queries
   static constexpr u32 kBlock = T.kBlockBytes;
   static constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.tile_n(), T.tile_m);
   static constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.tile_n(), T.head_dim);
@@ -29,7 +29,7 @@ struct TwoCtaProducts {
   static constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.head_dim);
 
   SharedStorage<T>& s;
-  u32 scores = 0, steps = 0, summed = 0;  // over all tiles: S; dP and dV; dK and dQ
+  u32 scores = 0, steps = 0, summed = 0;  // counts over all tiles: S; dP and dV; dK and dQ
 
   TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
@@ -43,9 +43,9 @@ struct TwoCtaProducts {
   TANDEM_DEVICE static void wait_peer_full(u64* barrier, u32 parity) {
     T.options.varlen ? wait_cluster(barrier, parity) : wait(barrier, parity);
   }
-  // The c-th 16 columns of an operand with rows along the result. block: bytes of 64 columns.
+  // The offset of the c-th 16 columns of an operand with rows along the result. block: bytes of 64 columns.
   TANDEM_DEVICE static u64 in_row(int c, u32 block) { return static_cast<u64>(c / 4 * (block >> 4) + c % 4 * 2); }
-  // The c-th 16 rows of an operand with rows along the inner dimension.
+  // The offset of the c-th 16 rows of an operand with rows along the inner dimension.
   TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
   TANDEM_DEVICE static u64 by_columns(const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); }
   TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
@@ -99,7 +99,7 @@ struct TwoCtaProducts {
     if (last) {
       wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
     } else {
-      wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites scores of the next iteration
+      wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites the next iteration's scores
     }
     const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
 #pragma unroll
@@ -143,7 +143,7 @@ TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T
   }
 }
 
-// The same role's thread in the other CTA: signals the leader that its half of dS has arrived.
+// The thread of this role in the other CTA: it signals the leader when its half of dS has arrived.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
   u32 steps = 0;

@@ -13,7 +13,7 @@ struct TwoPassLoads {
   SharedStorage<T>& s;
   SequenceCoords sequence;
   PipelineState<T.ring_blocks()> ring;
-  u32 steps = 0;  // over all tiles: queries loaded for S
+  u32 steps = 0;  // iterations of all tiles whose queries were loaded for S
 
   TANDEM_DEVICE void load_blocks(const TensorMap* map, int columns, const MBlockIterator<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m;
@@ -78,7 +78,7 @@ TANDEM_DEVICE void load_two_pass(const BackwardParams& p, SharedStorage<T>& s) {
 template <Sm100BackwardConfig T>
 struct TwoPassRelay {
   SharedStorage<T>& s;
-  int queries;  // within the sequence
+  int queries;  // number within the sequence
   PipelineState<T.ring_blocks()> ring;
 
   TANDEM_DEVICE void pass_blocks(int columns, const MBlockIterator<T>& step) {

@@ -5,23 +5,23 @@
 #include "sm100/backward/smem.cuh"
 
 // The order of issue protects products that share columns of tensor memory, and barriers protect the threads' reads. S
-// overwrites the dQ that has been read. dQ overwrites the S that has been read and the dS that dK has read.
+// overwrites dQ after threads have read it. dQ overwrites S after threads have read it, and dS after dK has read it.
 template <Sm100BackwardConfig T>
 struct TwoPassProducts {
-  static constexpr int kSteps = T.tile_m / 16;  // 16 inner elements each: queries or keys
+  static constexpr int kSteps = T.tile_m / 16;  // products of 16 inner elements (queries or keys)
   static constexpr int kLast = T.dq_pieces() - 1;
 
   SharedStorage<T>& s;
   bool first;                                 // first iteration of the tile
-  u32 issued = 0, steps = 0;                  // over all tiles: S, and sums
-  PipelineState<T.ring_blocks()> ring;        // blocks of queries and dout
+  u32 issued = 0, steps = 0;                  // counts over all tiles: S, and sums
+  PipelineState<T.ring_blocks()> ring;        // the blocks of queries and dout
   PipelineState<T.s_slots()> s_ring, p_ring;  // S, and the P computed from it
 
   TANDEM_DEVICE static void wait(u64* barrier, u32 parity) {
     mbarrier_wait(barrier, parity);
     tcgen05_fence_after();
   }
-  // The c-th 16 rows of an operand with rows along the inner dimension.
+  // The offset of the c-th 16 rows of an operand with rows along the inner dimension.
   TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
   TANDEM_DEVICE static u64 by_columns(const u16* at) {
     return tcgen05_smem_desc(shared_address(at), T.kBlockBytes, 1024);
@@ -36,7 +36,7 @@ struct TwoPassProducts {
     tcgen05_commit<1>(&s.ring_empty[ring.index]);
     ring.advance();
   }
-  // S or dP: keys in rows, summed over columns.
+  // Computes S or dP: keys in rows, summed over columns.
   TANDEM_DEVICE void multiply_rows(u32 to, const u16* keys, int columns) {
     constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
 #pragma unroll 1
@@ -48,7 +48,7 @@ struct TwoPassProducts {
       });
     }
   }
-  // dV += P dO or dK += dS Q, 64 columns at a time.
+  // Computes dV += P dO or dK += dS Q, 64 columns at a time.
   TANDEM_DEVICE void add_columns(u32 to, u32 operand, int columns) {
     constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, 64);
 #pragma unroll 1

@@ -77,7 +77,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
     bool lost = false;
     for (int block = 0; block < kBlocks; ++block, out.advance()) {
-      // After the last store from this buffer has read it.
+      // The last store from this buffer has then read it.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();
@@ -118,9 +118,9 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.work_empty[slot.index]);
   }
-  // The leader commits every n_block's PV product to the other CTA, which must not end before. (One tile always means a
-  // CTA pair.) After o_full at most the last commit is outstanding. The softmax sees one commit less, and could mistake
-  // the parity of the last but two.
+  // The leader commits every n_block's PV product to the other CTA, which must not end before the commit arrives. After
+  // o_full at most the last commit is outstanding. The softmax waits for one commit less, so that this wait is needed.
+  // (One tile always means a CTA pair.)
   if constexpr (T.q_stage() == 1) mbarrier_wait(&s.o_added[0], (n_blocks & 1) ^ 1);
   if (warp == 0 && elect_one()) tma_store_wait();
 }

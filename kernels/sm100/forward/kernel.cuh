@@ -11,8 +11,8 @@
 //    K' Q0'    | O0 += P0 V0, S0'= .. |                     | P1 = softmax(S1)    | O0 / sum -> out
 //    Q1' V'    | O1 += P1 V0, S1'= .. | P0 = softmax(S0')   |                     | O1 / sum -> out
 //
-// A softmax thread has one row. It moves row_max and scales its row of O only if sums or scores grow too much; the
-// epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
+// A softmax thread has one row. The thread moves row_max and scales its row of O only if sums or scores grow too much;
+// the epilogue divides by the sum. Tensor memory has 512 columns. P overwrites its S from the left, two elements per
 // column:
 //
 //    two tiles                       | one tile (of a pair), head_dim_v over 128 or head_dim over 192
@@ -74,7 +74,7 @@ TANDEM_DEVICE void sync_all() {
 
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void begin(const ForwardParams& p, SharedStorage<T>& s, int warp) {
-  // Warps that read work tiles from load().
+  // The warps that read work tiles from load().
   const int warps = 4 * (T.q_stage() + 1) + (cta_rank<T>() == 0) + T.has_relay_warp();
   constexpr int ctas = T.ctas();
   if (threadIdx.x == 0) {
@@ -116,7 +116,7 @@ TANDEM_DEVICE void begin(const ForwardParams& p, SharedStorage<T>& s, int warp) 
   // Both CTAs of a pair must run from here on: tensor memory is allocated for both at once, and each uses the other's
   // barriers.
   if constexpr (T.two_cta) cluster_sync();
-  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // all columns: they begin at 0
+  if (warp == 0) tmem_alloc<ctas>(&s.tensor_memory, T.kTmemColumns);  // allocates all columns, which begin at 0
   __syncthreads();
 }
 

@@ -1,4 +1,5 @@
-// The loading thread of the Blackwell forward. It also takes the work tiles and publishes them to the other warps.
+// The loading thread of the Blackwell forward. The thread also takes the work tiles and publishes them to the other
+// warps.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/coords.cuh"
@@ -8,8 +9,9 @@
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
 
-// The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask begins and ends
-// count iterations, the last first. Unmasked n_blocks are then those without causal or window bounds.
+// The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask, begins and ends
+// index the list of iterations, last first. The unmasked n_blocks are then the n_blocks without causal or window
+// bounds.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   const TileCoords& tile = work.coords;
@@ -45,9 +47,9 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
   work.last_n_block = work.end - 1;
 }
 
-// Work tiles come in the order of CTAs: the hardware gives this cluster the work of clusters that have not begun. The
-// longest come first, and no counter is needed. The answer is read before the queries of its work tile are loaded, in
-// both CTAs. Its slot is used again two work tiles later, after those products.
+// CLC: the hardware gives this cluster the work of clusters that have not begun. The longest tiles come first, and no
+// counter is needed. Both CTAs read the response before they load the queries of its work tile. The slot is used again
+// two work tiles later, after the products of the first one.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
   SharedStorage<T>& s;
@@ -59,7 +61,7 @@ struct ClcQuery {
     if (cta_rank<T>() == 0) clc_try_cancel<T.ctas()>(&s.clc_response[at.index], &s.clc_full[at.index]);
     asked = true;
   }
-  // The work tile that ask() has requested; -1: none is left.
+  // Returns the requested work tile, or -1 if no tile remains.
   TANDEM_DEVICE int answer() {
     mbarrier_wait(&s.clc_full[at.index], at.phase);
     const int first = clc_query_cancel(&s.clc_response[at.index]);
@@ -92,9 +94,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const int listed = T.options.varlen ? p.counter[1] : 0;
   const int num_work_tiles = T.options.varlen ? listed * heads * (T.split_keys ? p.split.count : 1) : p.tiles;
   const int stride = gridDim.x / T.ctas();
-  int fresh = blockIdx.x / T.ctas();  // work tile
-  int idle = 0;                       // free slots without a retry, after the last fresh tile
-  bool used = false;                  // every slot
+  int fresh = blockIdx.x / T.ctas();  // index of the next work tile without a retry
+  int idle = 0;                       // number of free slots after the last fresh tile
+  bool used = false;                  // true after the first use of all slots
   [[maybe_unused]] ClcQuery<T> clc_query{s};
   for (;; slot.advance(), used |= slot.index == 0) {
     Sm100Work& work = s.work[slot.index];
@@ -174,7 +176,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
-  if constexpr (T.two_cta) {  // commits signal free blocks only to a running CTA
+  if constexpr (T.two_cta) {  // commits free blocks only while the CTA runs
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// The products of the Blackwell forward, issued by one thread, of the leader in a CTA pair.
+// Issues the products of the Blackwell forward, by one thread (in a CTA pair by a thread of the leader).
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/pipeline_state.cuh"
@@ -7,15 +7,15 @@
 #include "ptx/tcgen05.cuh"
 #include "sm100/forward/smem.cuh"
 
-// Probabilities with an outstanding PV product.
+// The PV product that is issued after the next QK product.
 template <Sm100ForwardConfig T>
 struct Pending {
-  bool any = false, first, last;  // first, last: iteration of its tile
+  bool any = false, first, last;  // first, last: position of the iteration in its tile
   PipelineState<T.score_slots()> s_ring;
 };
 
-// The iterations of a work tile, and the tiles that take part in the current one. Without tiles one iteration remains,
-// for the last PV products. An unfinished work tile waits for load(), which reads the retry requests.
+// The iterations of a work tile, and the tiles that take part in the current one. After the last work tile one
+// iteration remains, for the last PV products. load() may issue a retry after it has read the requests.
 template <Sm100ForwardConfig T>
 struct TileSteps {
   static constexpr int kTiles = T.q_stage();
@@ -23,7 +23,8 @@ struct TileSteps {
   const int begin, end;
   int n_block;
   int begins[kTiles], ends[kTiles];
-  // Block mask: the list of iterations, the current one, and the number that each tile still takes part in.
+  // Block mask: the list of iterations, the current iteration, and the number of iterations that each tile still takes
+  // part in.
   [[maybe_unused]] const int* const listed;
   [[maybe_unused]] u32 step = 0;
   [[maybe_unused]] int left[kTiles];
@@ -67,7 +68,7 @@ struct Products {
   u32 q_parity[kTiles] = {}, o_parity[kTiles];
   Pending<T> pending[kTiles];
   bool any_pending = false;
-  PipelineState<T.ring_slots()> values;  // ring of the pending products
+  PipelineState<T.ring_slots()> values;  // ring slot of the pending PV product
 
   TANDEM_DEVICE explicit Products(SharedStorage<T>& shared)
       : s(shared),
@@ -132,7 +133,7 @@ struct Products {
 #pragma unroll
     for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.index]);
   }
-  // Issues scores; returns the pending product.
+  // Issues the scores' product, and returns the PV product that becomes pending.
   TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, PipelineState<T.ring_slots()> keys) {
     if (!at.takes_part(i)) return Pending<T>();
     if (at.is_first(i)) {

@@ -6,7 +6,7 @@
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
 
-// Zeroes rows [begin, T.tile_n) of an n_block's values, which have arrived.
+// Zeroes rows [begin, T.tile_n) of an n_block's values, after they have arrived.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void zero_v_tail(SharedStorage<T>& s, PipelineState<T.ring_slots()> ring, int begin) {
   constexpr int kRows = T.v_block_rows(), kRowChunks = 8;  // 16 bytes each, per row of 64 columns

@@ -10,7 +10,7 @@
 #include "ptx/tcgen05.cuh"
 #include "ptx/warp.cuh"
 
-constexpr int kChunk = 32;  // columns of scores that are loaded together
+constexpr int kChunk = 32;  // columns of scores that a thread loads at once
 
 // True if pair n of a chunk uses the FMA units; such pairs are spread evenly.
 template <Sm100ForwardConfig T>
@@ -19,8 +19,8 @@ constexpr bool on_fma_units(int n) {
 }
 
 // Replaces a chunk of scores by probabilities. plain: all on the exponential unit. Otherwise, without a maximum,
-// largest receives the largest score of the FMA units. Dropout keeps the entries of `kept`; the sum counts all. The
-// next chunk begins when this one is almost complete, because mixing would delay both.
+// `largest` receives the largest score of the FMA units. Dropout keeps the entries of `kept`; the sum counts all
+// entries. The next chunk begins when this chunk is almost complete, because interleaving would delay both.
 template <Sm100ForwardConfig T, bool plain>
 TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* sum, u32 to, float* largest,
                                 u32 keep_mask = 0) {
@@ -47,8 +47,8 @@ TANDEM_DEVICE void exponentials(const float (&x)[kChunk], Exponents& e, Float2* 
   tmem_store(to, packed);
 }
 
-// Chunks of an iteration with visible columns for some row of the warp. All rows see chunks [0, all_end) completely:
-// all or all but one. A bound moves by at most one column per row.
+// The chunks of an iteration that some row of the warp sees. All rows see chunks [0, all_end) completely: all chunks,
+// or all but one. A bound moves by at most one column per row.
 template <Sm100ForwardConfig T>
 struct VisibleChunks {
   int some_end, all_end;
@@ -68,7 +68,7 @@ struct VisibleChunks {
   TANDEM_DEVICE bool all(int c) const { return !T.options.bounded_left && c < all_end; }
 };
 
-// Sets scores of chunk c of an iteration that the row does not see to -infinity.
+// Sets the scores of chunk c that the row does not see to -infinity.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void apply_mask(float (&x)[kChunk], const KeyRange& keys, int n_block, int c) {
   const int first = c * kChunk, end = keys.end - n_block * T.tile_n;

@@ -13,8 +13,8 @@ constexpr int kWorkSlots = 3;  // work tiles in flight
 struct Sm100Work : WorkTile {
   enum class Kind { tiles, nothing, over } kind;
   int begin, end;          // n_blocks of all tiles
-  int last_n_block;        // the first iteration's
-  int begins[2], ends[2];  // per tile; empty without rows
+  int last_n_block;        // last n_block of the first iteration
+  int begins[2], ends[2];  // per tile; a tile without rows has an empty range
   int unmasked_begins[2], unmasked_ends[2];
 
   TANDEM_DEVICE bool has(int i) const { return begins[i] < ends[i]; }
@@ -27,18 +27,18 @@ struct SharedStorage {
   alignas(1024) u16 ring[T.ring_slots()][T.block_bytes() / 2];
   float sum[T.q_stage()][T.kTileM], row_max[T.q_stage()][T.kTileM];
   Sm100Work work[kWorkSlots];
-  int overflowed_there[kWorkSlots];  // the other CTA's retry requests
+  int overflowed_there[kWorkSlots];  // retry requests of the other CTA
   alignas(16) Chunk clc_response[2];
   u32 tensor_memory;
-  // A barrier's name states what is true after the wait. Arrivals: 1 unless noted. In a CTA pair, barriers marked * are
-  // the leader's and receive the arrivals of both CTAs.
-  alignas(8) u64 work_full[kWorkSlots], work_empty[kWorkSlots];  // empty: every warp but load's
+  // A barrier's name states what is true after the wait. Barriers expect 1 arrival unless noted. In a CTA pair,
+  // barriers marked * are in the leader and receive the arrivals of both CTAs.
+  alignas(8) u64 work_full[kWorkSlots], work_empty[kWorkSlots];  // work_empty: all warps except load()'s
   u64 ring_tma_full[T.ring_slots()], ring_empty[T.ring_slots()];
   u64 q_tma_full[T.q_stage()], q_empty[T.q_stage()];
-  u64 s_ready[T.kScoreSlots], p_ready[T.kScoreSlots][2];  // *p: 4 warps, for each part
-  u64 o_added[T.q_stage()];                               // one tile: the PV product of an iteration
-  u64 sum_ready[T.q_stage()], sum_empty[T.q_stage()];     // 4 warps
-  u64 o_full[T.q_stage()], o_empty[T.q_stage()];          // *empty: 4 warps
+  u64 s_ready[T.kScoreSlots], p_ready[T.kScoreSlots][2];  // p_ready *: 4 warps, for each part
+  u64 o_added[T.q_stage()];                               // one tile: the PV product of an iteration is complete
+  u64 sum_ready[T.q_stage()], sum_empty[T.q_stage()];     // 4 warps each
+  u64 o_full[T.q_stage()], o_empty[T.q_stage()];          // o_empty *: 4 warps
   u64 clc_full[2];
   u64 overflow_signalled[T.two_cta ? kWorkSlots : 1];  // CTA pair: overflowed_there is valid
   // Operands that have arrived in both CTAs and are zeroed beyond the sequence.

@@ -13,8 +13,8 @@ TANDEM_DEVICE void go_through_steps(Softmax<T>& steps, const ForwardParams& p, c
                                     const UnmaskedBlocks& unmasked, bool strict) {
   const int* next_step = steps_of<T>(p, work.coords) + kListHeader;
   const int unit = i * T.ctas() + cta_rank<T>();
-  [[maybe_unused]] bool shown = false;  // each row has seen some key
-  [[maybe_unused]] bool moved = true;   // row_max, since e was computed
+  [[maybe_unused]] bool shown = false;  // every row has seen a key
+  [[maybe_unused]] bool moved = true;   // row_max has moved since e was computed
   [[maybe_unused]] Exponents e(steps.scale, steps.softmax.row_max);
   int ahead = *next_step++;
 #pragma unroll 1

@@ -1,4 +1,5 @@
-// The iterations of the Blackwell forward's softmax, in several forms: with a mask, without, lazy, modified.
+// The iterations of the Blackwell forward's softmax in several forms: with a mask, without a mask, lazy, and with score
+// options.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/pipeline_state.cuh"
@@ -9,7 +10,7 @@
 #include "sm100/forward/score_chunks.cuh"
 #include "sm100/forward/smem.cuh"
 
-// A warp's rows of tile i in tensor memory; continues over iterations.
+// A warp's rows of tile i in tensor memory. The state continues over iterations.
 template <Sm100ForwardConfig T>
 struct TmemRows {
   SharedStorage<T>& s;
@@ -41,7 +42,7 @@ struct TmemRows {
   TANDEM_DEVICE void signal_p_after(int chunk) {
     if (chunk == T.first_part() / kChunk - 1) signal_p(0);
   }
-  // The sum of this iteration's probabilities, before they are signalled.
+  // Returns the sum of this iteration's probabilities. Called before they are signalled.
   TANDEM_DEVICE float sum_of_p() const {
     float sum = 0;
     tmem_wait_store();
@@ -81,8 +82,8 @@ struct TmemRows {
 template <Sm100ForwardConfig T>
 struct Softmax {
   static constexpr int kChunks = T.tile_n / kChunk;
-  // True if masked and other iterations share one code path: every maximum is taken, and all exponentials use the
-  // exponential unit.
+  // True if masked and other iterations share one code path, which computes every maximum and uses only the exponential
+  // unit.
   static constexpr bool kOneKind = !T.lazy_max() && T.ex2_emu_pairs == 0;
 
   const ForwardParams& p;
@@ -104,7 +105,7 @@ struct Softmax {
     return dropout.of_row(row.query, tile.sequence * p.heads_q + row.head, n_block * T.tile_n + c * kChunk);
   }
 
-  // Moves this row's row_max if a score exceeds it by too much.
+  // Moves row_max of this thread's row if a score exceeds row_max by too much.
   TANDEM_DEVICE Exponents update_max(float largest, int n_block) {
     softmax.update_max(largest, scale);
     softmax.step_sum = 0;
@@ -112,7 +113,7 @@ struct Softmax {
     return Exponents(scale, softmax.row_max);
   }
 
-  // An iteration that takes the maximum and hides some scores; with kOneKind only if it must.
+  // An iteration that computes the maximum and hides some scores. With kOneKind it hides scores only if it must.
   TANDEM_DEVICE void masked_block(int n_block) {
     float x[kChunks][kChunk], largest = -kInfinity;
     const VisibleChunks<T> chunks(keys, n_block);
@@ -147,7 +148,7 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // An iteration that hides nothing and takes the maximum, with one chain of maxima per chunk.
+  // An iteration that hides nothing and computes the maximum, with one chain of maxima per chunk.
   TANDEM_DEVICE void strict_block(int n_block) {
     float x[kChunks][kChunk], largest[kChunks];
     rows.wait_s();
@@ -181,7 +182,7 @@ struct Softmax {
     for (int n = 0; n < kChunk; ++n) x[n] = -kInfinity;
   }
 
-  // The same with score options, which change scores in place.
+  // An iteration with score options, which change scores in place.
   TANDEM_DEVICE void modded_block(int n_block) {
     const ScoreMod<T> mod(p, tile, row);
     float x[kChunk], largest = -kInfinity;
@@ -214,7 +215,8 @@ struct Softmax {
     rows.signal_p(1);
   }
 
-  // An iteration that hides nothing and takes no maximum: the preceding iteration's sum decides whether row_max moves.
+  // An iteration that hides nothing and computes no maximum. The preceding iteration's sum decides whether row_max
+  // moves.
   TANDEM_DEVICE void lazy_block(Exponents& e) {
     const bool late = softmax.outgrown();
     rows.wait_s();
@@ -227,7 +229,7 @@ struct Softmax {
     constexpr int kHeld = T.options.bounded_left || T.options.block_mask ? 2 : kChunks;
     float x[kHeld][kChunk], largest = -kInfinity;
     Float2 sum = float2_of(0);
-    // From last to first: the compiler moves a load down to its use, but not past another load.
+    // Chunks run from last to first, because the compiler moves a load down to its use, but not past another load.
 #pragma unroll
     for (int c = kHeld - 1; c >= 0; --c) tmem_load(x[c], rows.scores + c * kChunk);
 #pragma unroll
@@ -240,7 +242,7 @@ struct Softmax {
     softmax.add_step(sum);
     if (softmax.jumped()) softmax.add_rounding(rows.sum_of_p());
     rows.signal_p(1);
-    overflowed |= softmax.overflows(largest, scale);  // the exponential may be undefined and the sum look valid
+    overflowed |= softmax.overflows(largest, scale);  // exp2 may be undefined although the sum seems valid
   }
 
   TANDEM_DEVICE void unmasked_block(int n_block, Exponents& e) {

@@ -5,14 +5,14 @@
 #include "device/score_mod.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
-// Threads of a warp read eight keys of every other query; the swizzle avoids bank conflicts between them.
+// Threads of a warp read eight keys of every second query. The swizzle avoids bank conflicts between them.
 template <Sm90BackwardConfig T>
 struct BiasPlace {
   static constexpr int kPitch = 64 * bytes_of(T.options.bias), kShift = T.options.bias == Bias::f32 ? 5 : 4;
   TANDEM_DEVICE static u32 at(int query, int byte) { return query * kPitch + (byte ^ (query >> 1 & 3) << kShift); }
 };
 
-// All threads of a warp.
+// All threads of the warp must call it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
   const BiasLayout<T.options.bias> bias(p);
@@ -29,7 +29,7 @@ TANDEM_DEVICE void load_bias(const BackwardParams& p, SharedStorage<T>& s) {
     for (MBlockIterator<T> steps(p, tile); steps.left > 0; steps.advance(), parity ^= 1) {
 #pragma unroll 1
       for (int i = 0; i < T.warpgroups; ++i) {
-        // opaque(): derived values are not worth registers.
+        // opaque() keeps ptxas from holding derived values in registers.
         const int query = opaque(steps.m_block * T.tile_m), key = tile.n_block * T.cta_keys() + i * 64;
         const BiasTile<T.options.bias, T.tile_m, 64, 32, BiasPlace<T>> to{bias, s.bias.rows[i],
                                                                           opaque(threadIdx.x % 32)};

@@ -1,5 +1,5 @@
-// The accumulation of dq in float32, ordered by semaphores. MMA warpgroups stage dq of an iteration (accumulate_dq),
-// and a thread per part adds it to global memory (dq_accumulate_warp).
+// Accumulates dq in float32, ordered by semaphores. MMA warpgroups stage dq of an iteration (accumulate_dq), and one
+// thread per part adds it to global memory (dq_accumulate_warp).
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tma.cuh"
@@ -16,8 +16,8 @@ TANDEM_DEVICE void signal_dq_rows(const BackwardParams& p, SharedStorage<T>& s, 
 }
 
 // Adds the warpgroups' staged dq to the m_block's sums, or signals when their threads may add. A semaphore orders
-// n_blocks: the first finds 0 and stores. CTAs take tiles in this order and wait only for earlier ones. Threads
-// alternate, because publishing an addition takes about one iteration.
+// n_blocks: the first n_block finds 0 and stores. CTAs take tiles in this order and wait only for earlier tiles.
+// Threads alternate, because publishing an addition takes about one iteration.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>& s, u32 thread) {
   constexpr int kAtOnce = T.captured_per_score ? T.dq_parts() : 1;  // else ptxas spills three registers
@@ -57,7 +57,7 @@ TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>&
         }
         if constexpr (T.staged()) {
           mbarrier_wait(dq_slot_full, parity);
-          // Earlier additions came through the async proxy, and this one does too.
+          // The async proxy wrote the earlier additions, and it also writes this addition.
           fence_proxy_async_global();
           if (before == 0) {
             bulk_store(sums, s.dq[part], sizeof s.dq[0]);
@@ -79,7 +79,7 @@ TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>&
   }
 }
 
-// Stores dq of an iteration with the only n_block.
+// Stores dq of an iteration of the only n_block.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_dq(const float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile) {
   const BackwardParams& p = tile.p;

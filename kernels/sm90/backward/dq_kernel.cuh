@@ -1,5 +1,6 @@
-// dq of wide heads by a separate kernel. It sums dS' K over the n_blocks of a chunk, from the dS that the main kernel
-// has stored. A CTA has one or two m_blocks per warpgroup, and for each a sum over 8192 keys; one thread loads.
+// dq of wide heads by a separate kernel. The kernel sums dS' K over the n_blocks of a chunk, from the dS that the main
+// kernel has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread
+// loads.
 //
 // A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
 // and so the result, does not depend on the chunks.
@@ -19,12 +20,12 @@ struct DqShared {
   alignas(8) u64 full[T.kDqStages], empty[T.kDqStages];                          // arrivals: 1, MMA warps
 };
 
-// Iterations per n_block.
+// The number of iterations per n_block.
 template <Sm90BackwardConfig T>
 constexpr int kDqSteps = T.cta_keys() / T.k_box();
 
-// One sum of an m_block: its n_blocks [begin, end). The first sum begins at the first key, or with a window at the
-// first visible key, so that most m_blocks have one sum. An m_block without visible keys also has one.
+// One sum of an m_block, over its n_blocks [begin, end). The first sum begins at the first key (with a window: at the
+// first visible key), so that most m_blocks have one sum. An m_block without visible keys also has one sum.
 template <Sm90BackwardConfig T>
 struct DqSum {
   int begin = 0, end = 0, before = 0;  // before: number of earlier sums
@@ -105,7 +106,7 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   }
 }
 
-// Adds this CTA's sum of one m_block to the earlier sums, or stores dq.
+// Adds this CTA's sum of one m_block to the earlier sums. The last CTA stores dq.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_or_accumulate_dq(const DqTile<T>& tile, const DqSum<T>& sum, int m_block, int barrier,
                                           float (&dq)[T.head_dim / 2]) {
@@ -157,10 +158,9 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
   for (auto& block : dq)
 #pragma unroll
     for (float& x : block) x = 0;
-  // Each warp arrives. Otherwise a warp could lag by the whole ring while nothing is multiplied, and wait for a phase
-  // that has already passed.
+  // Each warp arrives. Otherwise a warp could be a whole ring late and wait for a phase that has already passed.
   auto leave = [&](int slot) { arrive(&s.empty[slot]); };
-  // n_blocks that only other warpgroups need.
+  // Skips n_blocks that only other warpgroups need.
   auto pass = [&](int begin, int end) {
 #pragma unroll 1
     for (int n = begin * kDqSteps<T>; warp_any(n < end * kDqSteps<T>); ++n, ring.advance()) {
@@ -168,7 +168,7 @@ TANDEM_DEVICE void sum_dq(const DqTile<T>& tile, DqShared<T>& s, int index) {
       leave(ring.index);
     }
   };
-  // n_blocks that the m_blocks kFirst to kLast need.
+  // Processes n_blocks that the m_blocks kFirst to kLast need.
   auto run = [&]<int kFirst, int kLast>(int begin, int end) {
     auto multiply = [&] {
       mbarrier_wait(&s.full[ring.index], ring.phase);

@@ -1,4 +1,5 @@
-// The thread that stores dS to global memory, for the schedules ds_gmem and ds_gmem_sub_m. dq_kernel.cuh reads it.
+// Stores dS to global memory, by one thread, for the schedules ds_gmem and ds_gmem_sub_m. The kernel in dq_kernel.cuh
+// reads it.
 #pragma once
 #include "device/ds_chunk.cuh"
 #include "ptx/tma.cuh"

@@ -1,4 +1,5 @@
-// P and dS from S and dP, with keys in rows: masks, score options, exponentials, dropout, and their derivatives.
+// Computes P and dS from S and dP, with keys in rows: masks, score options, exponentials, dropout, and their
+// derivatives.
 #pragma once
 #include "device/fragment_softmax.cuh"
 #include "device/key_scores.cuh"
@@ -68,7 +69,8 @@ TANDEM_DEVICE void pack_probabilities(u32 (&probabilities)[T.score_queries() / 4
                                               keep_or_zero(prefetched, 4 * pair + n + 1, scores[4 * pair + n + 1]));
 }
 
-// Both in float32 and rounded. With a softcap or score_mod the float32 one is multiplied by its derivative.
+// Probabilities in float32, and rounded. With a softcap or score_mod the float32 probability is multiplied by the
+// derivative.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
                                       u32 (&probabilities)[T.score_queries() / 4], const Prefetched<T>& prefetched,
@@ -81,7 +83,7 @@ TANDEM_DEVICE void make_probabilities(float (&scores)[T.score_queries() / 2],
   });
 }
 
-// Two independent chains of additions.
+// Sums by two independent chains of additions.
 template <int n>
 TANDEM_DEVICE float sum_of(const float (&x)[n]) {
   float even = x[0], odd = x[1];
@@ -90,7 +92,7 @@ TANDEM_DEVICE float sum_of(const float (&x)[n]) {
   return even + odd;
 }
 
-// The factor of a probability: dP - delta, with the dropout mask applied to dP.
+// Returns dP - delta, the factor of a probability, with the dropout mask applied to dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float minus_delta(float dp, float delta, const Prefetched<T>& prefetched, int r,
                                 const BackwardParams& p) {
@@ -98,7 +100,7 @@ TANDEM_DEVICE float minus_delta(float dp, float delta, const Prefetched<T>& pref
   return dp - delta;
 }
 
-// dS = P (dP - delta), in place of dP.
+// Computes dS = P (dP - delta) in place of dP.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds(float (&dp)[T.score_queries() / 2], const float (&scores)[T.score_queries() / 2],
                            const Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
@@ -143,8 +145,8 @@ TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n) ds[2 * pair + n] = pack<T>(dp[4 * pair + 2 * n], dp[4 * pair + 2 * n + 1]);
-        // ptxas would pack them all at the end, with too many live registers. A branch that is never taken (no packed
-        // pair is all ones) prevents that.
+        // ptxas would pack all pairs at the end, with too many live registers. A branch that is never taken prevents
+        // that: no packed pair is all ones.
         if (pair % 4 == 3 && (probabilities[2 * pair + 1] & ds[2 * pair + 1]) == ~0u) asm volatile("nanosleep.u32 0;");
       });
 }

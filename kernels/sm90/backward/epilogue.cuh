@@ -8,7 +8,7 @@
 #include "sm90/backward/operands.cuh"
 #include "sm90/backward/smem.cuh"
 
-// A gradient tensor of a sequence and key head: rows [0, used) are sums, the rows up to `rows` are zeros.
+// A gradient tensor of a sequence and key head. Rows [0, used) are sums, and the rows from `used` to `rows` are zeros.
 struct GradientRows {
   void* to;
   i64 at, stride;
@@ -31,7 +31,7 @@ TANDEM_DEVICE void store_direct(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// Stores fragments of the kernel's type, 16 bytes at once: four threads exchange their parts of a row.
+// Stores fragments of the kernel's type, 16 bytes at once. Four threads exchange their parts of a row.
 template <auto T, int n>
 TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const GradientRows& g, int row, int column) {
   static_assert(n % 16 == 0, "four times 8 columns");
@@ -51,8 +51,8 @@ TANDEM_DEVICE void store_chunks(const float (&sums)[n], float scale, const Gradi
   }
 }
 
-// split_q_heads: adds to the sums of the earlier query heads; the first head stores. Called by one warpgroup with its
-// named barrier. `turn` heads come earlier.
+// split_q_heads: adds to the sums of the earlier query heads; the first head stores. barrier: the warpgroup's named
+// barrier. turn: the number of earlier heads.
 template <int n>
 TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to, int part, const float (&sums)[n]) {
   if (threadIdx.x % 128 == 0) {
@@ -72,8 +72,8 @@ TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to
   if (threadIdx.x % 128 == 0) add_release(semaphore, 1);
 }
 
-// The epilogue of a warpgroup: its own keys of an n_block, or its columns if all warpgroups share the keys. After
-// construction it does not read shared memory.
+// The epilogue of a warpgroup. The epilogue stores the warpgroup's keys of an n_block, or its columns if all warpgroups
+// share the keys. After construction the epilogue does not read shared memory.
 template <Sm90BackwardConfig T>
 struct KeyEpilogue {
   const BackwardParams& p;
@@ -129,7 +129,7 @@ struct KeyEpilogue {
     }
   }
 };
-// All threads of a warpgroup have read keys, values and s.tile: the next tile's may be loaded.
+// Signals that all threads of a warpgroup have read keys, values and s.tile, so that the next tile's may be loaded.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void release_kv(SharedStorage<T>& s, int index) {
   named_sync(kBarOwnWarpgroup + index, 128);

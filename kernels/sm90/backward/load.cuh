@@ -13,13 +13,13 @@ TANDEM_DEVICE int next_tile(const BackwardParams& p, SharedStorage<T>& s, u32 ti
   }
 }
 
-// Keys or values from a row on.
+// Keys or values from a first row on.
 struct KeyRows {
   const TensorMap* map;
   int first_key, head, batch;
 };
 
-// Loads the CTA's keys or values with this number of columns.
+// Loads the CTA's keys or values.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_keys(u16* to, const KeyRows& from, u64* full, int columns) {
 #pragma unroll 1

@@ -1,7 +1,7 @@
 // The MMA warpgroups of the Hopper backward: the loop over tiles, and the choice of a main loop by T.schedule.
 //
-// A main loop computes P, dS and the warpgroup's parts of dk, dv and dq. The parts of an iteration are in mma.cuh and
-// dsoftmax.cuh. ptxas determines the form of a main loop. Arrays that products write are locals of the function with
+// A main loop computes P, dS and the warpgroup's parts of dk, dv and dq. mma.cuh and dsoftmax.cuh have the functions of
+// an iteration. ptxas determines the form of a main loop. Arrays that products write are locals of the function with
 // the loop, and an iteration is a lambda in it.
 #pragma once
 #include "sm90/backward/dq_accumulate.cuh"
@@ -12,8 +12,8 @@
 #include "sm90/backward/mainloop_rs.cuh"
 #include "sm90/backward/mainloop_shared_p.cuh"
 
-// Runs the main loop of a tile. Only rs sets last_dq, which the caller adds. warpgroup_roles has its own loop over
-// tiles (mma_warpgroups).
+// Runs the main loop of a tile. Only the schedule rs sets last_dq, which the caller adds. The schedule warpgroup_roles
+// has a separate loop over tiles (mma_warpgroups).
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& steps,
                             float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
@@ -59,7 +59,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
     release_kv<T>(s, index);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
-    // The last dq comes after the epilogue, because its turn comes late and the next tile's keys load meanwhile.
+    // The last dq is added after the epilogue, because its turn comes late, and the next tile's keys load meanwhile.
     if constexpr (T.schedule == Sm90BackwardConfig::Schedule::rs) {
       if (warp_any(steps.count > 0)) accumulate_dq(last_dq, tile, rings.steps - 1);
     }

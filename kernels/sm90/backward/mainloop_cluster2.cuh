@@ -1,5 +1,5 @@
-// The schedule cluster2 of the Hopper backward: two CTAs have 64 keys each and exchange dS. Each computes half of dq's
-// columns over both, because additions to dq limit head_dim 256:
+// The schedule cluster2 of the Hopper backward: two CTAs have 64 keys each and exchange dS. Each CTA computes half of
+// dq's columns over the keys of both CTAs, because additions to dq limit head_dim 256:
 //
 //    CTA 0        keys 0..63,   dS ->  | dq[:, :128] = dS' K[:64, :128] + (dS of CTA 1)' K[64:, :128]
 //    CTA 1        keys 64..127, dS ->  | dq[:, 128:] = (dS of CTA 0)' K[:64, 128:] + dS' K[64:, 128:]
@@ -7,7 +7,7 @@
 #include "ptx/cluster.cuh"
 #include "sm90/backward/mainloop_shared_p.cuh"
 
-// An iteration extends to the next scores, which are multiplied while dq is added.
+// An iteration extends to the next scores, whose product runs while dq is added.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_cluster2(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                      float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

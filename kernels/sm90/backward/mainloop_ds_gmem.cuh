@@ -5,8 +5,8 @@
 #pragma once
 #include "sm90/backward/mma.cuh"
 
-// Products follow each other without a gap: dV, dK, then the next S and dP, which
-// overlap the computation of P. Warpgroups synchronize after P and after dS have been stored; both are double-buffered.
+// Products follow each other without a gap: dV, dK, then the next S and dP, which overlap the computation of P.
+// Warpgroups synchronize after P has been stored and after dS has been stored. P and dS are double-buffered.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_ds_gmem(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                     float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

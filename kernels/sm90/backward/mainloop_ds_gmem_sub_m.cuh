@@ -1,14 +1,14 @@
-// The schedule ds_gmem_sub_m of the Hopper backward: dS goes to global memory as in ds_gmem. Without dq registers
-// suffice for 64 keys per warpgroup and 32 queries at a time, a subtile:
+// The schedule ds_gmem_sub_m of the Hopper backward: dS goes to global memory as in ds_gmem. Because this kernel
+// computes no dq, registers suffice for 64 keys per warpgroup and 32 queries (a subtile) at a time:
 //
 //    queue of a subtile  | dV += P dO, next S, next dP, dK += dS Q
 //    meanwhile           |    dS, to shared memory     |  next P
 #pragma once
 #include "sm90/backward/mma.cuh"
 
-// dS in global memory, and separate keys per warpgroup, whose accumulators leave registers for 32 queries at a time. P
-// and dS stay in registers, so that warpgroups need not synchronize. dV of a subtile overlaps its dS. S and dP of the
-// next subtile are issued before dK, so that the tensor core is busy while P is computed.
+// dS goes to global memory. Each warpgroup has separate keys, and its accumulators leave registers for 32 queries at a
+// time. P and dS stay in registers, so that warpgroups need not synchronize. dV of a subtile overlaps its dS. S and dP
+// of the next subtile are issued before dK, so that the tensor core is busy while P is computed.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_ds_gmem_sub_m(const WarpgroupTile<T>& first, WarpgroupRings<T>& rings,
                                           WarpgroupSteps<T>& at, float (&dk)[T.dk_columns() / 2],

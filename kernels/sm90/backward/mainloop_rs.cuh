@@ -7,11 +7,11 @@
 // The order of the products and stores of an iteration.
 template <Sm90BackwardConfig T>
 struct RsOrder {
-  // Issues the next S with dK, and the next dP with it, if registers suffice next to dS. Not with a stored dq, which
-  // takes longer than an addition while iterations are few.
+  // True: the next S is issued with dK, and the next dP with S, if registers suffice next to dS. False for a stored dq,
+  // which takes longer than an addition while iterations are few.
   static constexpr bool kScoresAhead = !T.single_n_block && (T.head_dim <= 64 || T.plain_scores());
-  // Writes dq to shared memory before the next S is issued. Stores after a product stall until the tensor core has
-  // accepted it, the fence waits for these stores, and dP waits for the fence.
+  // True: dq is written to shared memory before the next S is issued. Stores after a product stall until the tensor
+  // core has accepted the product, the fence waits for these stores, and dP waits for the fence.
   static constexpr bool kDqFirst = T.staged();
   static constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
   // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without.
@@ -27,8 +27,8 @@ struct RsOrder {
   static constexpr bool kDrawsAhead = T.options.dropout && !kScoresAhead;
 };
 
-// Schedule with P and dS in registers: each warpgroup has its own 64 keys. dq is one iteration late, and the next S and
-// dP overlap other work (drawing in kernel.cuh). The caller adds dq of the last iteration.
+// The schedule with P and dS in registers: each warpgroup has 64 keys. dq is one iteration late, and the next S and dP
+// overlap other work (drawing in kernel.cuh). The caller adds dq of the last iteration.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2],
@@ -40,7 +40,7 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
   Prefetched<T> prefetched;
   // All warpgroups have written dS of the n-th iteration and read dS of iteration n - 2 for dq.
   auto wait_ds = [&](u32 n) { mbarrier_wait(&s.ds_full[n & 1], n >> 1 & 1); };
-  // On entry scores of the n-th iteration are complete and dP is in flight.
+  // On entry the scores of the n-th iteration are complete, and dP is in flight.
   auto probabilities_and_dp = [&](u32 n) {
     fence_operand(scores);
     if constexpr (T.stages_bias()) add_bias(scores, tile, n);
@@ -85,7 +85,7 @@ TANDEM_DEVICE void mainloop_rs(const WarpgroupTile<T>& tile, WarpgroupRings<T>& 
     mma_dk(dk, ds, tile, rings);
     if (Order::kFence == Order::Fence::last) signal_ds();
     if constexpr (T.captured_per_tile) {
-      // opaque(): derived values would be kept over all iterations and spill.
+      // opaque() keeps derived values out of registers, which would spill over the iterations.
       add_tile<T, T.cta_keys()>(tile.p, tile.sequence, at.head, at.m_block, opaque(tile.n_block), sum);
     }
     if constexpr (T.captured_per_score) sums.store(tile.p, tile.place(at.head, 0, 0));

@@ -28,8 +28,8 @@ TANDEM_DEVICE void finish_dv(float (&dv)[T.dv_columns() / 2], const WarpgroupTil
   rings.dout.advance();
 }
 
-// shared_p schedule for wide heads: all warpgroups share the same keys, and each has its own queries of an iteration.
-// They synchronize after P and after dS have been stored.
+// The schedule shared_p for wide heads: all warpgroups share the same keys, and each has separate queries of an
+// iteration. The warpgroups synchronize after P has been stored and after dS has been stored.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mainloop_shared_p(const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings, WarpgroupSteps<T>& at,
                                      float (&dk)[T.dk_columns() / 2], float (&dv)[T.dv_columns() / 2]) {

@@ -1,6 +1,6 @@
 // The main loops of the Hopper backward with warpgroup roles. One warpgroup computes scores, dS and dq, with queries in
-// rows; one sums dv and one dk over all iterations of a tile. Operands pass through shared memory. No warpgroup waits
-// for another at the same place, so that products of one overlap the exponentials of another:
+// rows. One warpgroup sums dv and one sums dk, over all iterations of a tile. Operands pass through shared memory.
+// Warpgroups wait at different places, so that products of one overlap the exponentials of another:
 //
 //    make_scores         | sum_steps, of dv | sum_steps, of dk
 //    S = Q K'            |                  |
@@ -19,7 +19,7 @@
 #include "sm90/backward/role_scores.cuh"
 #include "sm90/backward/smem.cuh"
 
-// dk (of_k) or dv.
+// Sums dk (of_k) or dv.
 template <Sm90BackwardConfig T, bool of_k>
 TANDEM_DEVICE void sum_steps(const BackwardParams& p, SharedStorage<T>& s, int index) {
   constexpr int kColumns = of_k ? T.dk_columns() : T.dv_columns(), kLefts = of_k ? T.ds_stages() : 1;
@@ -63,7 +63,7 @@ TANDEM_DEVICE void sum_steps(const BackwardParams& p, SharedStorage<T>& s, int i
   }
 }
 
-// One thread sends dS of each iteration to the other CTA, after that has read dS of two iterations earlier.
+// Sends dS of each iteration to the other CTA, by one thread, after that CTA has read dS of two iterations earlier.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void send_ds(const BackwardParams& p, SharedStorage<T>& s) {
   const int rank = cta_rank<T>();
@@ -94,7 +94,7 @@ TANDEM_DEVICE void make_scores(const BackwardParams& p, SharedStorage<T>& s) {
     float scores[T.cta_keys() / 2], dp[T.cta_keys() / 2];
     float dq_first[T.kDqFirst / 2], dq_rest[T.kDqRest / 2];
     MBlockIterator<T> at(p, s.tile);
-    // An iteration extends from dS to the next dS. No product is in flight at the loop's start.
+    // An iteration extends from dS to the next dS. At the loop's start no product is in flight.
     auto step = [&](bool more, bool previous) __attribute__((always_inline)) {
       tile.make_ds(scores, dp);
       at.advance();

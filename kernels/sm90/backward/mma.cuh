@@ -1,10 +1,10 @@
 // The products of an iteration of the Hopper backward if each MMA warpgroup computes S, dP, dv, dk and dq. This file
-// issues and commits them; the main loops wait for them (mainloop_*.cuh).
+// issues and commits the products; the main loops wait for them (mainloop_*.cuh).
 #pragma once
 #include "sm90/backward/dsoftmax.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
-// S = K Q', after the queries have arrived. there: their arrival is known.
+// Issues S = K Q' after the queries have arrived. there: the caller knows that they have arrived.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,
                          int m_block, bool is_last = true, bool there = false) {
@@ -18,7 +18,7 @@ TANDEM_DEVICE void mma_s(float (&scores)[T.score_queries() / 2], const Warpgroup
   if (is_last) q_next.advance();
 }
 
-// dP = V dO', after dout and the log-sum-exp of its queries have arrived.
+// Issues dP = V dO' after dout and the log-sum-exp of its queries have arrived.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& prefetched, const WarpgroupTile<T>& tile,
                           const WarpgroupRings<T>& rings, int m_block, bool there = false) {
@@ -32,8 +32,8 @@ TANDEM_DEVICE void mma_dp(float (&dp)[T.score_queries() / 2], Prefetched<T>& pre
       T.head_dim_v);
 }
 
-// The queries that dk and dv sum over at once: an iteration's, or a subtile's. Also their offset in the operand at the
-// warpgroup's columns.
+// The queries that one product for dk or dv sums over: an iteration's, or a subtile's. offset: their place in the
+// operand at the warpgroup's columns.
 template <Sm90BackwardConfig T>
 constexpr int kSummedQueries = T.q_subtiles() ? T.score_queries() : T.tile_m;
 template <Sm90BackwardConfig T>
@@ -41,7 +41,7 @@ TANDEM_DEVICE u32 first_summed(const WarpgroupTile<T>& tile, int columns) {
   return tile.thread.own_columns(columns) + (T.q_subtiles() ? tile.first_query * 128 : 0);
 }
 
-// dv += P dO: P from registers, or from shared memory if all warpgroups share the keys.
+// Issues dv += P dO. P comes from registers, or from shared memory if all warpgroups share the keys.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabilities)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
@@ -62,7 +62,7 @@ TANDEM_DEVICE void mma_dv(float (&dv)[T.dv_columns() / 2], const u32 (&probabili
   wgmma_commit();
 }
 
-// dk += dS Q, with the same operand sources.
+// Issues dk += dS Q, with the same operand sources.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.score_queries() / 4],
                           const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings) {
@@ -83,7 +83,8 @@ TANDEM_DEVICE void mma_dk(float (&dk)[T.dk_columns() / 2], const u32 (&ds)[T.sco
   wgmma_commit();
 }
 
-// dq of 64 queries over these columns and the CTA's keys, or the other CTA's keys in a pair. adds: accumulate to dq.
+// Issues dq of 64 queries over these columns and the CTA's keys, or the other CTA's keys in a pair. adds: accumulates
+// to dq.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, bool adds) {
   using DqMma = Wgmma<T.options.f16, T.dq_columns()>;
@@ -100,7 +101,7 @@ TANDEM_DEVICE void mma_dq_of(float (&dq)[T.dq_columns() / 2], u32 ds, u32 keys, 
   wgmma_commit();
 }
 
-// The warpgroup's part of dq of the iteration whose dS is in the slot.
+// Issues the warpgroup's part of dq of the iteration whose dS is in the slot.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void mma_dq(float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T>& tile, int slot) {
   constexpr bool kByColumns = T.dq_row_parts() == 1;
@@ -109,7 +110,7 @@ TANDEM_DEVICE void mma_dq(float (&dq)[T.dq_columns() / 2], const WarpgroupTile<T
                shared_address(tile.s.k) + column / 64 * kKeyBlockBytes<T> + column % 64 * 2, false);
 }
 
-// Keys in rows: the warpgroup's own rows and columns.
+// Keys are in rows: the warpgroup has separate rows and columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_queries() / 4],
                                    const WarpgroupTile<T>& tile) {
@@ -119,7 +120,8 @@ TANDEM_DEVICE void store_fragments(u32 to, const u32 (&fragments)[T.score_querie
              {fragments[4 * n], fragments[4 * n + 1], fragments[4 * n + 2], fragments[4 * n + 3]});
 }
 
-// S and dP of a tile's first iteration, or of its first subtile. Afterwards S is complete and dP is in flight.
+// Computes S and dP of a tile's first iteration, or of its first subtile. Afterwards S is complete, and dP is in
+// flight.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void first_scores(float (&scores)[T.score_queries() / 2], float (&dp)[T.score_queries() / 2],
                                 Prefetched<T>& prefetched, const WarpgroupTile<T>& tile, WarpgroupRings<T>& rings,

@@ -8,10 +8,10 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/smem.cuh"
 
-// Named barriers: of all MMA warpgroups, and of one.
+// Named barriers: one of all MMA warpgroups, and one per warpgroup.
 constexpr int kBarAllMma = 1, kBarOwnWarpgroup = 2;
 
-// Bytes of 64 columns of an iteration's queries, and of the CTA's keys.
+// The bytes of 64 columns of an iteration's queries, and of the CTA's keys.
 template <Sm90BackwardConfig T>
 constexpr u32 kQueryBlockBytes = T.tile_m * 128;
 template <Sm90BackwardConfig T>
@@ -30,7 +30,8 @@ TANDEM_DEVICE u32 fragment_at(u32 base, int n) {
   return base + n / 4 * (T.cta_keys() * 128) + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-// Zeroes rows beyond a sequence: they belong to a neighbour, and 0 * NaN is NaN. All threads of the barrier call it.
+// Zeroes rows beyond a sequence, because they belong to another sequence and 0 * NaN is NaN. All threads of the barrier
+// must call it.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int barrier, int threads) {
   if (!T.options.varlen || !warp_any(used < rows)) return;
@@ -39,12 +40,12 @@ TANDEM_DEVICE void zero_tail(u16* block, int rows, int columns, int used, int ba
   named_sync(barrier, threads);
 }
 
-// One arrival per warp.
+// One lane per warp arrives.
 TANDEM_DEVICE void arrive(u64* barrier) {
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
-// Issues to = a b' over `columns` of both, with this number of bytes per row block: S or dP.
+// Issues to = a b' over `columns` of both operands: S or dP. a_block, b_block: bytes per block of rows.
 template <class ScoreMma, u32 a_block, u32 b_block, int n>
 TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int columns) {
   const u64 a = wgmma_smem_desc(a_rows, 16, 1024), b = wgmma_smem_desc(b_rows, 16, 1024);
@@ -55,8 +56,8 @@ TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int col
   wgmma_commit();
 }
 
-// Stores fragments in their order, for the warpgroup with this index: dq, or dk and dv of a split, which `convert`
-// sums.
+// Stores fragments in their order, for the warpgroup with this index: dq, or dk and dv of a split, which
+// bwd_postprocess sums.
 template <int threads = 128, int n>
 TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
   to += index * (n / 4 * threads) + threadIdx.x % threads;

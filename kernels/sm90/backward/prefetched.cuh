@@ -80,7 +80,7 @@ TANDEM_DEVICE void apply_block_mask(float (&scores)[T.score_queries() / 2], cons
   for (int r = 0; r < T.score_queries() / 2; ++r) scores[r] = shown.bits[r / 32] >> r % 32 & 1 ? scores[r] : -kInfinity;
 }
 
-// -lse in log2 units (which 0) or delta (1) of the queries of two neighbouring columns.
+// Returns -lse in log2 units (which = 0) or delta (which = 1) of the queries of two neighbouring columns.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE float2 lse_delta_of(const WarpgroupTile<T>& tile, const WarpgroupRings<T>& rings, int which, int pair) {
   const float* const at =

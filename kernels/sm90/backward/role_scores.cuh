@@ -108,7 +108,7 @@ struct RoleTile {
     __syncwarp();
     arrive(full);
   }
-  // On entry S is complete and dP is in flight. Computes P for dv.
+  // Computes P for dv. On entry S is complete, and dP is in flight.
   TANDEM_DEVICE void make_probabilities(float (&scores)[kScores], float (&dp)[kScores], int m_block) const {
     fence_operand(scores);
     arrive(&s.q_empty[state.q_ring.index]);
@@ -122,7 +122,7 @@ struct RoleTile {
     wgmma_wait<0>();
     fence_operand(dp);
   }
-  // dS = P (dP - delta), for dk and for dq, here and in the other CTA.
+  // Computes dS = P (dP - delta), for dk and for dq, and sends it to the other CTA.
   TANDEM_DEVICE void make_ds(const float (&scores)[kScores], float (&dp)[kScores]) const {
     const u32 slot = slot_of(state.steps);
     const float delta[2] = {stat(1, 0), stat(1, 1)};
@@ -137,7 +137,7 @@ struct RoleTile {
     ++state.steps;
   }
 
-  // dq of an iteration over the keys of both CTAs, in two parts: Sm90BackwardConfig::warpgroup_role_dq_column.
+  // Issues dq of an iteration over the keys of both CTAs, in two parts: Sm90BackwardConfig::warpgroup_role_dq_column.
   TANDEM_DEVICE void mma_dq(float (&dq_first)[T.kDqFirst / 2], float (&dq_rest)[T.kDqRest / 2], u32 step) const {
     const u32 slot = slot_of(step);
     mbarrier_wait(&s.ds_full[slot], parity_of(step));

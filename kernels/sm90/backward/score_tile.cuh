@@ -19,7 +19,7 @@ struct ScoreTileShared {
   alignas(8) u64 full[T.kScoreStages], empty[T.kScoreStages];
 };
 
-// Threads hold fragments like the main kernel.
+// Threads hold fragments in the layout of the main kernel.
 template <Sm90BackwardConfig T>
 struct ScoreTile {
   static_assert(T.kScoreStages == 2);                                         // see load_keys()
@@ -55,8 +55,8 @@ struct ScoreTile {
   TANDEM_DEVICE int query_of(int r) const { return first_query + 2 * (lane & 3) + 8 * (r >> 2) + (r & 1); }
   TANDEM_DEVICE int key_of(int r) const { return key0 + 8 * row_of(r); }
 
-  // Starts to load a tile's operands. each() processes tiles in the order of their loads; at most one load may be
-  // ahead.
+  // Starts to load a tile's operands. each() processes tiles in the order of their loads. At most one load may precede
+  // each().
   TANDEM_DEVICE void load(const ScoreTileAt& at) {
     if (threadIdx.x == 0) {
       mbarrier_wait(&s.empty[loaded.index], loaded.phase ^ 1);  // all warps have read the old contents
@@ -82,7 +82,7 @@ struct ScoreTile {
       tma_load(s.dout[loaded.index] + c * T.tile_m, &p.dout, &s.full[loaded.index], c, query, at.head, batch);
   }
   TANDEM_DEVICE void load_keys(const ScoreTileAt& at, int head_k) const {
-    // The previous tile, in either buffer.
+    // Waits for the previous tile, in either buffer.
     mbarrier_wait(&s.empty[loaded.index ^ 1], loaded.index == 0 ? loaded.phase ^ 1 : loaded.phase);
     const int key = at.sequence.k_begin + at.key_block * T.cta_keys(), batch = at.sequence.batch;
 #pragma unroll 1

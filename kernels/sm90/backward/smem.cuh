@@ -19,8 +19,8 @@ struct ClusterShared<T, true> {
   int next_tile;
 };
 
-// A bias of each warpgroup's keys and an iteration's queries, with queries in rows. Arrivals: full: threads of the
-// copying warp; empty: threads of the warpgroup; dq_made: all MMA warps.
+// A bias of each warpgroup's keys and an iteration's queries, with queries in rows. Arrivals: full: the threads of the
+// copying warp; empty: the threads of the warpgroup; dq_made: all MMA warps.
 template <Sm90BackwardConfig T, bool = T.stages_bias()>
 struct BiasShared {};
 template <Sm90BackwardConfig T>
@@ -45,7 +45,7 @@ struct SharedStorage {
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_slot_free[T.dq_parts()], dq_slot_full[T.dq_parts()][T.dq_threads()];
   // Valid after dq_slot_free if dq is not staged: the address of the sums, and whether the first n_block stores instead
-  // of adding. For single_n_block it is the caller's first row of dq, and the number of rows from it on.
+  // of adding. For single_n_block: the caller's first row of dq, and the number of rows from there on.
   float4* dq_to[T.dq_parts()];
   int dq_is_first_or_rows[T.dq_parts()];
   NBlockWork tile;  // valid after k_full; n_block -1: no more tiles

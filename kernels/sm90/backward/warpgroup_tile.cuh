@@ -21,8 +21,7 @@ struct WarpgroupThread {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const int group;        // query heads per key head
   const int index, rank;  // warpgroup in the CTA, CTA in the pair
-  // The warpgroup's own keys, or its own columns of dk and dv if all warpgroups share the keys. Row bytes count 64
-  // columns.
+  // The warpgroup's keys, or its columns of dk and dv if all warpgroups share the keys. Row bytes count 64 columns.
   const u32 own_keys;
   Dropout dropout;
 
@@ -91,7 +90,7 @@ struct WarpgroupSteps {
   [[maybe_unused]] SparseOrNone<T> listed_;
 };
 
-// The tile as one warpgroup and thread see it.
+// The tile from the view of one warpgroup and thread.
 template <Sm90BackwardConfig T>
 struct WarpgroupTile {
   const BackwardParams& p;
@@ -149,7 +148,7 @@ struct WarpgroupTile {
     return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
 
-  // Called by all MMA warpgroups together.
+  // All MMA warpgroups must call it together.
   TANDEM_DEVICE void clear(u16* block, int rows, int columns, int used) const {
     zero_tail<T>(block, rows, columns, used, kBarAllMma, 128 * T.warpgroups);
   }

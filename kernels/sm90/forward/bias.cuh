@@ -1,5 +1,6 @@
-// A bias in the Hopper forward. Two warps copy it to shared memory, each for every other warpgroup. They copy the rows
-// of an n_block after the warpgroup has read the preceding n_block's. Its threads load what their fragments need.
+// A bias in the Hopper forward. Two warps copy it to shared memory; each serves every second warpgroup. A warp copies
+// the rows of an n_block after the warpgroup has read the preceding n_block's. The threads of the warpgroup load the
+// values that their fragments need.
 #pragma once
 #include "device/bias_tile.cuh"
 #include "device/fragment_softmax.cuh"
@@ -8,7 +9,7 @@
 #include "ptx/tma.cuh"
 #include "sm90/forward/work_rows.cuh"
 
-// The n_blocks of a tile to which a warpgroup adds a bias: all that compute() does not skip.
+// The n_blocks of a tile to which a warpgroup adds a bias: all n_blocks that compute() does not skip.
 template <Sm90ForwardConfig T>
 struct BiasSteps {
   NBlockRange own{0, 0, 0, 0};
@@ -21,7 +22,7 @@ struct BiasSteps {
     own = T.options.bounded_left || T.options.bounded_right ? own_n_blocks<T>(p, tile, all, first_row) : all;
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= own.begin && n_block < own.end; }
-  // Block mask: from the first iteration on in which some row takes part. last: no further iteration.
+  // Block mask: true from the first iteration on in which some row takes part. last: no further iteration.
   TANDEM_DEVICE bool takes(BlockState state, bool last) {
     begun = begun || last || state != BlockState::absent;
     return begun && own.end > 0;
@@ -48,14 +49,14 @@ struct BiasLoader {
       : p(params), s(shared), bias(params) {}
 
   TANDEM_DEVICE void load(const TileCoords& tile, int warpgroup, int n_block) {
-    // opaque(): derived values are not worth registers.
+    // opaque() keeps ptxas from holding derived values in registers.
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64, first_column = opaque(n_block * T.tile_n);
     const int shift = log2_of(p.pack_gqa);
     const BiasRows<T.options.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
                                         (tile.q_len << shift) - first_row, shift};
     const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
     u64* const full = &s.bias.full[warpgroup];
-    if (warp_any(under_way.full == full)) under_way.tell();  // else the buffer never becomes empty
+    if (warp_any(under_way.full == full)) under_way.tell();  // otherwise the buffer never becomes empty
     mbarrier_wait(&s.bias.empty[warpgroup], (parities >> warpgroup & 1) ^ 1);
     parities ^= 1u << warpgroup;
     to.copy(rows, tile.k_len - first_column);
@@ -64,15 +65,15 @@ struct BiasLoader {
   TANDEM_DEVICE void finish() { under_way.tell(); }
 };
 
-// A warp that copies the bias by TMA. The CTAs of a cluster have the same rows and n_blocks of one bias. Each loads its
-// part of a warpgroup's rows for all of them, after the buffer is empty in all of them.
+// A warp that copies the bias by TMA. The CTAs of a cluster have the same rows and n_blocks of one bias. Each CTA loads
+// its part of a warpgroup's rows for all CTAs, after the buffer is empty in all of them.
 template <Sm90ForwardConfig T>
 struct BiasTmaLoader {
   static constexpr int kRows = 64 / T.bias_ctas;
 
   const BiasedForwardParams& p;
   SharedStorage<T>& s;
-  u32 parities = 0;  // next n_block's, one bit per warpgroup
+  u32 parities = 0;  // phases of the next n_block, one bit per warpgroup
 
   TANDEM_DEVICE BiasTmaLoader(const ForwardParams& params, SharedStorage<T>& shared)
       : p(static_cast<const BiasedForwardParams&>(params)), s(shared) {}
@@ -117,7 +118,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, SharedStorage<T>& s, int wa
     BiasSteps<T> steps[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) steps[i] = BiasSteps<T>(p, tile, all, warp + i * T.kBiasWarps);
-    // takes(steps): the warpgroup adds the bias in this iteration.
+    // takes(steps): true if the warpgroup adds the bias in this iteration.
     auto load = [&](int n_block, const auto& takes) {
       u32 takers = 0;
 #pragma unroll

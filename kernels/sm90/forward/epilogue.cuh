@@ -2,7 +2,7 @@
 #pragma once
 #include "sm90/forward/n_block_scores.cuh"
 
-// The PV product of the last iteration. Meanwhile the sums are reduced to the factor of the result.
+// Computes the PV product of the last iteration. Meanwhile the sums are reduced to the factor of the result.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<T>& w, const WorkRows<T>& rows,
                           FragmentSoftmax<T.options.f16>& softmax) {
@@ -26,8 +26,8 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
   }
   wgmma_wait<0>();
   fence_operand(f.out);
-  // The largest probabilities times large values may overflow too. This is tested before the last values are released,
-  // because afterwards all tiles count as complete.
+  // The largest probabilities times large values may overflow too. This test must come before the last values are
+  // released, because afterwards all tiles count as complete.
   if (T.lazy_max() && softmax.outgrown && !warp_any(rows.work.strict)) {
     const bool used[2] = {rows.is_used(0), rows.is_used(1)};
     bool lost = (used[0] && softmax.overflowed(0)) || (used[1] && softmax.overflowed(1));

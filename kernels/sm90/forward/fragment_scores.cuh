@@ -43,7 +43,7 @@ TANDEM_DEVICE void apply_score_mod(float (&s)[T.tile_n / 2], const FragmentPlace
 template <Sm90ForwardConfig T>
 struct FragmentMask {
   const ForwardParams& p;
-  const typename MaskShared<T>::KeyPair* const pairs;  // from the thread's first key on
+  const typename MaskShared<T>::KeyPair* const pairs;  // pairs from the thread's first key on
   const MaskMod<T> mods[2];
   const MaskRow<T> held[2];
   const int column0;
@@ -68,9 +68,9 @@ struct FragmentMask {
   TANDEM_DEVICE static int own_row() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 };
 
-// A mask_mod of at most six operations per score is evaluated where it hides scores. With per-key values the limit is
-// three (a few spills cost less than bits). A longer one is evaluated during the product, one bit per score. Only few
-// copies are inlined, because each is the whole expression.
+// A mask_mod of at most six operations per score is evaluated where it hides scores; with per-key values the limit is
+// three. A longer mask_mod is evaluated during the product, one bit per score. Few copies are inlined, because each
+// copy is the whole expression.
 template <Sm90ForwardConfig T>
 constexpr bool asks_ahead() {
   if constexpr (T.evaluates_mask_mod()) return mask_operations<T>() > (__is_empty(MaskKey<T>) ? 6 : 3);

@@ -13,8 +13,8 @@
 //                | (O *= alpha), P = S'    | softmax of S' during P V1
 //
 // Shared memory has Q, rings of K and V, and O, all in blocks of 64 columns with the 128-byte swizzle. Each warpgroup
-// has its own part of Q, so that the next tile's queries load during computation. It also has its own part of O, or all
-// share one. Two warps copy a bias to separate buffers (bias.cuh).
+// has its own part of Q, so that the next tile's queries load during computation. A warpgroup also has its own part of
+// O, or all share one. Two warps copy a bias to separate buffers (bias.cuh).
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //

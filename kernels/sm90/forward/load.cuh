@@ -1,4 +1,4 @@
-// The loading thread of the Hopper forward. It also takes the tiles and publishes them to the other warps.
+// The loading thread of the Hopper forward. The thread also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/pipeline_state.cuh"
@@ -25,7 +25,7 @@ struct WorkTiles {
   static TANDEM_DEVICE int splits(const ForwardParams& p) { return T.split_keys ? p.split.count : 1; }
   TANDEM_DEVICE const Sm90Work& last(u32 tile_idx) const { return s.work_tiles[(tile_idx - 1) % kSlots]; }
 
-  // Takes the next tile if there is one: the n-th tile, or a retry. idle: all taken tiles are complete.
+  // Takes the next tile if one exists: the n-th tile, or a retry. idle: all taken tiles are complete.
   TANDEM_DEVICE bool take(u32& tile_idx, int n, bool idle) const {
     u32 retry = tile_idx % kSlots;
     if (idle) {
@@ -91,9 +91,10 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
   PipelineState<T.stages> k_ring, v_ring;
   u32 tile_idx = 0;  // number of taken tiles
-  // The next work tile minus gridDim.x, which is added at its use, so that no instruction waits for the counter before.
+  // The next work tile minus gridDim.x, which is added where it is used, so that no instruction waits for the counter
+  // earlier.
   int counted = blockIdx.x - gridDim.x;
-  // The current tile: its remaining iterations and its keys' position.
+  // The current tile: its remaining iterations, and the position of its keys.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
@@ -134,7 +135,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     }
     idle = !more;
     if (idle) {
-      // When all values are released, all tiles are complete, and no other CTA of the cluster arrives here any more.
+      // When all values are released, all tiles are complete, and no other CTA of the cluster arrives at these
+      // barriers.
       PipelineState<T.stages> ring = v_ring;
 #pragma unroll 1
       for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.index], ring.phase ^ 1);

@@ -64,7 +64,7 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     constexpr bool kCapsLate = T.options.softcap && T.lazy_max() && !T.options.block_mask;
     bool caps_late = false;
     if constexpr (kCapsLate) {
-      const float bound = bound_of(f.scores);  // after the evaluation of `strict` ptxas would spill
+      const float bound = bound_of(f.scores);  // ptxas would spill if this came after `strict`
       const bool masks = masked && hides<T>(at, n_block);
       caps_late = !strict && !__any_sync(~0u, masks || !(bound < rows.p.softcap_near_product));
     }

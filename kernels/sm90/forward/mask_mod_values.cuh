@@ -10,7 +10,7 @@ template <Sm90ForwardConfig T>
 TANDEM_DEVICE void hold_mask_rows(const WorkRows<T>& rows) {
   if constexpr (T.evaluates_mask_mod()) {
     static_assert(T.pingpong);
-    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // the preceding tile's values have been read
+    named_sync(Warpgroup<T>::kWarpgroupSync + rows.w.index, 128);  // reads of the preceding tile's values are complete
     const int row = threadIdx.x % 128;
     const TileCoords tile = rows.tile();
     if (row < 64) rows.w.mask().rows[row] = MaskMod<T>(tile, Row(rows.p, tile, rows.first_row() + row)).row(rows.p);

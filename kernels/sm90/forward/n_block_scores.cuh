@@ -29,7 +29,7 @@ constexpr int kKeepGroup = 32;  // registers per word of the mask
 template <Sm90ForwardConfig T>
 constexpr int kKeepMaskWords = (T.tile_n / 2 + kKeepGroup - 1) / kKeepGroup;
 
-// References to compute()'s arrays, and constants.
+// References to the arrays of compute(), and constants.
 template <Sm90ForwardConfig T>
 struct Fragments {
   const typename Warpgroup<T>::QFragments& queries;

@@ -8,7 +8,7 @@
 struct Sm90Work : WorkTile {
   int head_k;
 
-  // Dense tiles read only values that the parameters lack, because the reads delay the start of every tile.
+  // Dense tiles read only values that are no kernel parameters, because the reads delay the start of every tile.
   template <Sm90ForwardConfig T>
   TANDEM_DEVICE TileCoords tile(const ForwardParams& p) const {
     if constexpr (T.options.varlen) return coords;
@@ -26,7 +26,7 @@ struct MaskShared<T, true> {
     MaskKey<T> keys[2];
   };
   MaskRow<T> rows[64];
-  KeyPair keys[2][T.tile_n / 2];  // by parity of the number of remaining iterations
+  KeyPair keys[2][T.tile_n / 2];  // index: parity of the number of remaining iterations
 };
 
 // A bias, 64 rows per warpgroup. Arrivals: full: every thread of the copying warp, or 1 and the bytes of TMA. empty:
@@ -42,7 +42,7 @@ struct BiasShared<T, true> {
 
 template <Sm90ForwardConfig T>
 struct SharedStorage {
-  // The next tile is taken when a warpgroup may be at the end of the last but one, which needs three slots.
+  // Four slots, because the next tile is taken while a warpgroup may be at the end of the last tile but one.
   static constexpr int kWorkTiles = 4;
   alignas(1024) u16 q[T.tile_m() * T.columns_k()];
   alignas(1024) u16 k[T.stages][T.tile_n * T.columns_k()];

@@ -30,7 +30,7 @@ struct Warpgroup {
   using QkMma = Wgmma<T.options.f16, T.tile_n>;
   using PvMma = Wgmma<T.options.f16, T.head_dim_v>;
   using QFragments = u32[T.q_in_registers() ? T.head_dim / 16 : 1][4];
-  // Named barriers: one per warpgroup, at most four; kComputeSync: a single one.
+  // Named barriers: one per warpgroup (at most four), or a single one for all (kComputeSync).
   static constexpr int kPingpong = 1, kComputeSync = 5, kWarpgroupSync = 8, kOSmem = 12;
   static_assert(T.warpgroups <= 4, "barriers would be shared");
   static constexpr u32 kQBlockBytes = T.tile_m() * 128, kOBlockBytes = T.o_smem_rows() * 128,
@@ -43,7 +43,7 @@ struct Warpgroup {
   const u32 q_smem;
   PipelineState<T.stages> k_ring, v_ring;
   [[maybe_unused]] u32 bias_parity = 0;
-  u32 tile = ~0u;  // current tile: number of earlier tiles
+  u32 tile = ~0u;  // the number of earlier tiles of this CTA
 
   TANDEM_DEVICE Warpgroup(const ForwardParams& params, SharedStorage<T>& shared, int warpgroup)
       : p(params),
@@ -101,7 +101,7 @@ struct Warpgroup {
   TANDEM_DEVICE void release_q() const {
     if (lane == 0) mbarrier_arrive(&s.q_empty[index]);
   }
-  // The next work tile, after its queries have arrived.
+  // Returns the next work tile, after its queries have arrived.
   TANDEM_DEVICE int next_work_tile() {
     ++tile;
     mbarrier_wait(&s.q_full[index], tile & 1);
@@ -109,13 +109,13 @@ struct Warpgroup {
   }
   TANDEM_DEVICE Sm90Work& work() const { return s.work_tiles[tile % SharedStorage<T>::kWorkTiles]; }
   TANDEM_DEVICE MaskShared<T>& mask() const { return s.mask[index]; }
-  TANDEM_DEVICE void request_retry() const {  // the tile is repeated
+  TANDEM_DEVICE void request_retry() const {  // requests that the tile is repeated
     if (lane == 0) work().request_retry();
   }
 
-  // Zeroes values beyond the sequence, because they are undefined and 0 * NaN is NaN. They are in the tile's last
-  // iteration. All warpgroups do it together, even if they do not need it: one that skipped the barrier could arrive
-  // for its next tile.
+  // Zeroes values beyond the sequence, because they are undefined and 0 * NaN is NaN. The last iteration of the tile
+  // contains them. All warpgroups must call it, even if they do not need it: a warpgroup that skipped the barrier could
+  // arrive for its next tile.
   TANDEM_DEVICE void zero_v_tail(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) const {
     if constexpr (T.options.varlen) {
       const int left = tile.k_len - n_block * T.tile_n;
@@ -127,7 +127,7 @@ struct Warpgroup {
       }
     }
   }
-  // An n_block that none of this warpgroup's rows needs.
+  // Skips an n_block that no row of this warpgroup needs.
   TANDEM_DEVICE void skip_n_block(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) {
     wait_k();
     pingpong_wait();
@@ -138,8 +138,8 @@ struct Warpgroup {
     release_v();
   }
 
-  // The offset of this lane's 16 bytes of a 16 x 16 fragment in a block of 64 columns, and its row. The row is computed
-  // again at both ends of a tile, because a register would be live through the main loop.
+  // The offset of this lane's 16 bytes of a 16 x 16 fragment in a block of 64 columns, and the row of these bytes. The
+  // row is computed again at both ends of a tile, because a register would be live through the main loop.
   TANDEM_DEVICE int fragment_row() const {
     int row = warp * 16 + (lane & 15);
     asm volatile("" : "+r"(row));
@@ -154,7 +154,7 @@ struct Warpgroup {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c) ldmatrix(queries[c], fragment(q_smem, kQBlockBytes, row, c));
   }
-  // The number of products that are issued in groups of four. At head_dim 64 single products are 2 % faster.
+  // Returns the number of products that are issued in groups of four. At head_dim 64 single products are 2 % faster.
   static constexpr int by_fours(int products) { return T.head_dim > 64 ? products / 4 * 4 : 0; }
   TANDEM_DEVICE void mma_qk(float (&scores)[T.tile_n / 2], const QFragments& queries) const {
     const u64 k = wgmma_smem_desc(shared_address(s.k[k_ring.index]), 16, 1024);
@@ -203,7 +203,7 @@ struct Warpgroup {
                            int first_row, int left, bool again) const {
     if (T.o_smem_shared()) {
       o_smem_acquire();
-    } else if (!T.pingpong) {  // else compute() has waited
+    } else if (!T.pingpong) {  // with pingpong compute() has waited
       tma_store_wait_read();
       named_sync(kWarpgroupSync + index, 128);
     }
@@ -220,7 +220,7 @@ struct Warpgroup {
       stmatrix(fragment(shared_address(own_out), kOBlockBytes, row, c), w);
     }
     int first_query = tile.q_begin + (first_row >> log2_of(p.pack_gqa));
-    asm volatile("" : "+r"(first_query));  // after the barrier all threads would wait for it
+    asm volatile("" : "+r"(first_query));  // this load after the barrier would delay all threads
     fence_proxy_async();
     named_sync(kWarpgroupSync + index, 128);
     if (T.options.varlen && left < 64) {
@@ -236,8 +236,8 @@ struct Warpgroup {
     o_smem_release();
   }
 
-  // Stores a float32 result directly: the four threads of a row fill whole sectors. rows: this thread's. A retry stores
-  // with the same threads.
+  // Stores a float32 result from registers: the four threads of a row fill whole sectors. rows: this thread's rows. A
+  // retry stores with the same threads.
   TANDEM_DEVICE void store_f32(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const TileCoords& tile,
                                const Row (&rows)[2]) const {
     struct alignas(8) Pair {
@@ -252,7 +252,7 @@ struct Warpgroup {
       for (int c = 0; c < T.head_dim_v / 8; ++c) {
         if (8 * c >= p.head_dim_v) break;
         const float *x = &out[4 * c + 2 * i], by = inverse[i];
-        // 0: a row without visible keys.
+        // by is 0 in a row without visible keys.
         *reinterpret_cast<Pair*>(to + 8 * c) = by == 0 ? Pair{{0, 0}} : Pair{{x[0] * by, x[1] * by}};
       }
     }

@@ -37,7 +37,7 @@ struct WorkRows {
   TANDEM_DEVICE bool is_used(int i) const { return !T.options.varlen || own_row(i).query < tile().q_len; }
 };
 
-// The n_blocks of a tile that 64 rows see: at least one.
+// The n_blocks of a tile that 64 rows see. The range has at least one.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all,
                                        int first_row) {
@@ -48,7 +48,7 @@ TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords&
   return own;
 }
 
-// The n_blocks of a work tile, from last to first: all of the CTA, and the warpgroup's own.
+// The n_blocks of a work tile, from last to first: the CTA's range, and the warpgroup's range.
 template <Sm90ForwardConfig T>
 struct NBlockSteps {
   const NBlockRange all;
@@ -60,8 +60,8 @@ struct NBlockSteps {
       own = own_n_blocks<T>(rows.p, rows.tile(), all, rows.first_row());
   }
 
-  // Block mask: the rest of the list, the number of iterations with this one, and the next two entries. shown: each row
-  // of the warpgroup has seen some key.
+  // Block mask: the rest of the list, the number of remaining iterations (this one included), and the next two entries.
+  // shown: each row of the warpgroup has seen a key.
   const int* list = nullptr;
   int steps = 0, ahead = 0;
   u32 next = 0;

@@ -4,7 +4,7 @@
 - fa3, fa4: FlashAttention-3 (flash_attn_interface) and FlashAttention-4 (flash_attn.cute)
 - sdpa: torch.nn.functional.scaled_dot_product_attention
 - flex: torch.nn.attention.flex_attention
-- torch_sdpa: torch's own scaled_dot_product_attention computed by Tandem
+- torch_sdpa: torch's scaled_dot_product_attention, computed by Tandem
 - transformers: Hugging Face transformers with attn_implementation="tandem"
 - patch: ``import flash_attn`` finds Tandem
 

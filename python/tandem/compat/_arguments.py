@@ -13,7 +13,7 @@ from tandem._errors import renamed
 
 
 def in_words(names: dict[str, str], function: Callable, *arguments: Any, **options: Any) -> Any:
-    """function(*arguments, **options); errors have the caller's names of the arguments."""
+    """Calls function(*arguments, **options); errors have the caller's names of the arguments."""
     try:
         return function(*arguments, **options)
     except (TypeError, ValueError, tandem.Unsupported) as error:
@@ -21,7 +21,7 @@ def in_words(names: dict[str, str], function: Callable, *arguments: Any, **optio
 
 
 def is_tensor(x: Any, name: str) -> None:
-    """Raises where x is none of torch's."""
+    """Raises if x is no torch tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(
             f"{name} ({type(x).__name__}) must be a torch tensor: torch.as_tensor makes one; tandem.attention takes "
@@ -30,7 +30,7 @@ def is_tensor(x: Any, name: str) -> None:
 
 
 def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
-    """x, or a copy of it where its last dimension is not contiguous."""
+    """Returns x, or a copy of it if its last dimension is not contiguous."""
     is_tensor(x, name)
     try:
         return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
@@ -40,7 +40,7 @@ def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Tensor | None:
-    """sink in a type that tandem.attention takes: q's type, else float32, or float64 for a float64 q."""
+    """Returns sink in a type that tandem.attention accepts: q's type, else float32, or float64 for a float64 q."""
     if sink is None:
         return None
     is_tensor(sink, name)
@@ -50,7 +50,7 @@ def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Ten
 
 
 def is_deterministic(deterministic: bool) -> bool:
-    """The argument, or True if the environment requests it for all calls."""
+    """Returns the argument, or True if the environment requests it for all calls."""
     asked = os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0")
     if asked not in ("0", "1", ""):
         raise ValueError(f"FLASH_ATTENTION_DETERMINISTIC ({asked!r}) must be 0 or 1, or not set: it is for all calls")
@@ -58,7 +58,7 @@ def is_deterministic(deterministic: bool) -> bool:
 
 
 def pair(window_size: Any) -> tuple[Any, Any]:
-    """A window's two bounds, from any sequence, array or tensor of two."""
+    """Returns a window's two bounds, from any sequence, array or tensor of two."""
     bounds = window_size.tolist() if hasattr(window_size, "tolist") else window_size
     try:
         left, right = (None, None) if isinstance(bounds, (str, bytes, dict, set)) else tuple(bounds)
@@ -71,7 +71,7 @@ def pair(window_size: Any) -> tuple[Any, Any]:
             "place; (-1, -1) is no window"
         )
     if not ((left is None or hasattr(left, "__index__")) and (right is None or hasattr(right, "__index__"))):
-        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers, of which None and -1 are no bound")
+        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers: None and -1 set no bound")
     return left if left is None else operator.index(left), right if right is None else operator.index(right)
 
 
@@ -79,7 +79,7 @@ _NO_WINDOW = (-1, -1)
 
 
 def bounds(window_size: Any) -> tuple[int | None, int | None] | None:
-    """(left, right) with negative numbers for "unbounded", as tandem.attention's window."""
+    """Converts (left, right) with negative numbers for "unbounded" to tandem.attention's window."""
     if type(window_size) is tuple and window_size == _NO_WINDOW:
         return None
     left, right = pair(window_size)
@@ -89,7 +89,7 @@ def bounds(window_size: Any) -> tuple[int | None, int | None] | None:
 
 
 def cap(softcap: Any) -> Any:
-    """softcap, where 0 and less mean none. tandem.attention refuses what is not a number."""
+    """Converts softcap: 0 and less mean none. tandem.attention refuses a value that is not a number."""
     return 0.0 if isinstance(softcap, (int, float)) and softcap < 0 else softcap
 
 
@@ -99,19 +99,22 @@ def splits(num_splits: Any) -> Any:
 
 
 def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence of each of x's rows and the row's place in it: (batch, 1) and (1, seqlen), or twice (total)."""
+    """Returns the sequence of each of x's rows and the row's place in it:
+
+    (batch, 1) and (1, seqlen), or twice (total).
+    """
     if cu_seqlens is None:
         batch, seqlen = x.shape[:2]
         return torch.arange(batch, device=x.device)[:, None], torch.arange(seqlen, device=x.device)[None]
     starts = cu_seqlens.long()
     sequence = torch.arange(starts.numel() - 1, device=x.device)
-    total = x.shape[0] if x.is_cuda else None  # given, it saves a wait for the GPU
+    total = x.shape[0] if x.is_cuda else None  # the argument avoids a wait for the GPU
     sequence = torch.repeat_interleave(sequence, starts.diff(), output_size=total)
     return sequence, torch.arange(sequence.numel(), device=x.device) - starts[sequence]
 
 
 class Refused:
-    """Stands for an object of another library and refuses every attribute."""
+    """Represents an object of another library and refuses every attribute."""
 
     def __init__(self, name: str, instead: str):
         self._name, self._instead = name, instead

@@ -2,7 +2,7 @@
 Tandem.
 
 A model that does not call it would use Tandem's masks in its own attention. The check reads the code of the model's
-classes. It therefore also serves classes that transformers does not know, such as a model repository's classes.
+classes. The check therefore also serves classes that transformers does not know, such as a model repository's classes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import tandem
 
 logger = logging.get_logger(__name__)
 
-_MAX_CALLS = 3  # functions of functions that are looked into
+_MAX_CALLS = 3  # depth of calls that the check follows
 _PRODUCTS = ("matmul", "bmm", "einsum")
 _CHECK = "_tandem_dispatch_check"  # the attribute that holds a model's hook
 
 
 def check_class(cls: type, implementation: str) -> None:
-    """Raises Unsupported where no class in the module of a model's class calls the interface, and one is an attention
-    that reads a mask."""
+    """Raises Unsupported if the module of a model's class reads masks but never calls the attention interface."""
     module = sys.modules.get(cls.__module__)
     classes = [x for x in vars(module).values() if _is_module_class(x)] if module is not None else []
     if not any(map(_dispatches, classes)):
@@ -37,8 +36,8 @@ def check_class(cls: type, implementation: str) -> None:
 
 
 def check_model(model: torch.nn.Module, implementation: str) -> None:
-    """Raises Unsupported if a module of a complete model applies a mask in its own attention. Warns if no module calls
-    the interface and the model's own attentions have no mask.
+    """Raises Unsupported if a module of a complete model applies a mask in a private attention. Warns if no module
+    calls the interface and the model's private attentions have no mask.
     """
     classes = list({type(m): None for m in model.modules() if _is_module_class(type(m))})
     if any(map(_dispatches, classes)):
@@ -114,7 +113,7 @@ def _reads_booleans(cls: type) -> bool:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Names of globals, attributes and the operator @ that a code object uses."""
+    """Returns the names of globals, attributes and the operator @ that a code object uses."""
     yield from code.co_names
     if any(op.opname == "BINARY_MATRIX_MULTIPLY" or op.argrepr in ("@", "@=") for op in _instructions(code)):
         yield "matmul"
@@ -128,7 +127,9 @@ def _instructions(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _codes(cls: type) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """The code of the class's own and inherited methods, and of the functions of their modules that these call."""
+    """Returns the code of the class's methods, inherited ones included, and of the functions of their modules that
+    these call.
+    """
     seen: set[types.CodeType] = set()
     for base in cls.__mro__:
         if base is PreTrainedModel or not _is_module_class(base):
@@ -156,7 +157,7 @@ def _codes_of(x: Any, seen: set[types.CodeType], depth: int) -> Iterator[tuple[t
                 yield from _codes_of(called, seen, depth - 1)
 
 
-# ---- In the way of transformers' own checks --------------------------------------------------------------------------
+# ---- Hooks into transformers' checks ---------------------------------------------------------------------------------
 
 
 def install(implementation: str) -> None:

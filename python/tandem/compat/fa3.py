@@ -21,7 +21,7 @@ __version__ = "3.0.0"
 
 flash_attn_3_gpu = Refused("flash_attn_3_gpu", "it is FlashAttention-3's compiled module; call flash_attn_func")
 
-_NAMES = {"window": "window_size"}  # our arguments' names here
+_NAMES = {"window": "window_size"}  # our arguments' names in this interface
 
 
 def flash_attn_func(
@@ -145,7 +145,7 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """Attention to all keys from attention to parts of them, computed in float32. It has no gradient.
+    """Attention to all keys from attention to parts of them, computed in float32. The result has no gradient.
 
     out_partial : (parts, batch, seqlen, heads, head_dim).
     lse_partial : out_partial's shape without head_dim, natural logarithm; -inf for a row that saw no key of its part.

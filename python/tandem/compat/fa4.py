@@ -3,14 +3,15 @@
 Shapes and rules equal tandem.flash_attn's, with these differences.
 
 - The result is always (out, lse). lse, a natural logarithm, (batch, heads, seqlen_q) or (heads, total_q), is None
-  unless return_lse is True or an input requires a gradient. It has a gradient, and is -inf for a row that sees no key.
+  unless return_lse is True or an input requires a gradient. The LSE has a gradient, and is -inf for a row that sees no
+  key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
 - num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa, min_seqlen_k,
   scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels. They change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
-  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. They are
-  traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
+  aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions
+  are traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
 - block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
   block_size. block_sparse_tensors_bwd is not read.
 - Functions that call cutlass, gather_kv_indices and qv are refused.
@@ -34,7 +35,7 @@ from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
 
-_NAMES = {"sink": "learnable_sink", "window": "window_size"}  # our arguments' names here
+_NAMES = {"sink": "learnable_sink", "window": "window_size"}  # our arguments' names in this interface
 
 
 def flash_attn_func(
@@ -133,7 +134,8 @@ def flash_attn_varlen_func(
         max_seqlen_k=_longest(k, cu_seqlens_k, max_seqlen_k),
     )
     dense_q = None
-    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):  # tandem.attention takes both or none
+    # tandem.attention requires both or none
+    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):
         if cu_seqlens_q is None:
             dense_q = q.shape[:2]
             q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
@@ -159,7 +161,7 @@ def flash_attn_combine(
     virtual_batch_idx=None,
     return_lse=True,
 ):
-    """Attention to all keys from attention to parts of them, computed in float32. It has no gradient.
+    """Attention to all keys from attention to parts of them, computed in float32. The result has no gradient.
 
     out_partial : (parts, batch, seqlen, heads, head_dim) or packed (parts, total, heads, head_dim).
     lse_partial : out_partial's shape without head_dim, natural logarithm; -inf for a row that saw no key of its part.
@@ -210,12 +212,12 @@ def get_scheduler_metadata(
 
 
 def _longest(x, cu_seqlens, max_seqlen):
-    """max_seqlen, or what no sequence of a packed x can exceed."""
+    """Returns max_seqlen, or a bound on the sequences of a packed x."""
     return x.shape[0] if max_seqlen is None and cu_seqlens is not None else max_seqlen
 
 
 def _pack(x):
-    """x (batch, seqlen, ...) as one packed tensor, and where its sequences begin and end."""
+    """Returns x (batch, seqlen, ...) as one packed tensor, and the beginnings and ends of its sequences."""
     batch, seqlen = x.shape[:2]
     return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device)
 
@@ -238,7 +240,7 @@ def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_sp
 
 
 class _Lengths(NamedTuple):
-    """The lengths of a sequence, and the first row of a packed one, as score_mod and mask_mod get them."""
+    """The lengths of a sequence, and the first row of a packed one: an argument of score_mod and mask_mod."""
 
     seqlen_q: Symbol
     seqlen_k: Symbol
@@ -247,7 +249,7 @@ class _Lengths(NamedTuple):
 
 
 def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_q=None, cu_seqlens_k=None):
-    """tandem.attention's score_mod and mask_mod."""
+    """Returns tandem.attention's score_mod and mask_mod."""
     if score_mod is not None and softcap:
         raise ValueError(f"softcap ({softcap}) must be 0 where score_mod is given: cap the scores there")
     mods = {}
@@ -266,27 +268,27 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
 
 
 def _blocks(tensors: Any) -> tandem.Blocks:
-    """Block sparsity as tandem.attention's block_mask."""
+    """Converts block sparsity to tandem.attention's block_mask."""
     size = getattr(tensors, "block_size", None)
     if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
         raise tandem.Unsupported(
             f"block_sparse_tensors ({type(tensors).__name__}) must have a block_size, such as (128, 128), and be of "
-            "dense tensors: what else they may mean depends on FlashAttention-4's tiles"
+            "dense tensors: otherwise the meaning depends on FlashAttention-4's tiles"
         )
     names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
     return tandem.Blocks(*(getattr(tensors, name, None) for name in names), BLOCK_SIZE=size)
 
 
 def _plain(function: Callable, name: str) -> Callable:
-    """The function below its decorators, which are cutlass's; refused where it calls cutlass itself."""
+    """Returns the function below its decorators, which are cutlass's. Refuses a function that calls cutlass itself."""
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     for called in code.co_names if code is not None else ():
         module = function.__globals__.get(called)
         if isinstance(module, types.ModuleType) and module.__name__.partition(".")[0] in ("cutlass", "quack"):
             raise tandem.Unsupported(
-                f"{name} ({function.__name__}) calls {called}, which is {module.__name__} and runs in kernels of "
-                "FlashAttention-4 alone: write it in plain Python, with torch's functions"
+                f"{name} ({function.__name__}) calls {called}, which is {module.__name__} and runs only in "
+                f"FlashAttention-4's kernels: write {called} in plain Python, with torch's functions"
             )
     return function
 
@@ -305,8 +307,9 @@ def _attend(q, k, v, options, return_lse):
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
-    "block_sparse_tensors": "leave it out; mask_mod alone decides what is seen",  # where they are not
-    "block_sparse_tensors_bwd": "leave it out; mask_mod alone decides what is seen",
+    # remedies if the block mask is unsupported
+    "block_sparse_tensors": "leave it out; mask_mod decides which keys a query sees",
+    "block_sparse_tensors_bwd": "leave it out; mask_mod decides which keys a query sees",
 }
 
 

@@ -8,9 +8,9 @@
     out = flex_attention(query, key, value, score_mod=..., block_mask=create_block_mask(causal, None, None, L, S))
 
 Names, layout (batch, heads, seqlen, head_dim), defaults and return values are torch's. A function is called once with
-symbols in place of numbers and becomes an expression (docs/score_mod.md). It needs no torch.compile, and has a
-gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its file
-and line.
+symbols in place of numbers and becomes an expression (docs/score_mod.md). The function needs no torch.compile, and has
+a gradient, on CPUs too, also for the float tensors it captures. A function without an expression is refused with its
+file and line.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
     "or_masks",
 ]
 
-_NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names here
+_NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}  # our arguments' names in this interface
 _BLOCK_OF_GPUS = 128  # queries and keys: every GPU serves multiples of this
 _BACKENDS = typing.get_args(getattr(torch.nn.attention.flex_attention, "_Backend", None)) or (
     "AUTO", "TRITON", "FLASH", "TRITON_DECODE"
@@ -80,10 +80,10 @@ def flex_attention(
     key, value : (batch, heads_k, S, E) and (batch, heads_k, S, Ev). With a block_mask their batch may be 1.
     score_mod : a function (score, b, h, q_idx, kv_idx) that returns a number, an expression (str) or a tandem.Mod.
     block_mask : a BlockMask of create_block_mask or of torch. Blocks in neither list are hidden, and in partial blocks
-        its mask_mod decides. Its lists are int32 or int64, for 1 or query's batch and heads.
+        its mask_mod decides. The mask's lists are int32 or int64, for 1 or query's batch and heads.
     scale : factor of the products; None: 1 / sqrt(E).
     enable_gqa : heads is a multiple of heads_k.
-    kernel_options : options of torch's kernels. They are checked and have no effect.
+    kernel_options : options of torch's kernels. These options are checked and have no effect.
 
     Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse it also returns lse (batch, heads,
     L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the
@@ -136,7 +136,7 @@ def flex_attention(
 
 
 def _attend(call_args: dict[str, Any], mods: dict[str, Any], return_lse: bool) -> Any:
-    """The attention. Its errors have flex_attention's argument names and the functions' places."""
+    """The attention. The errors have flex_attention's argument names and the functions' places."""
     try:
         return _api.use_torch().attention(call_args, return_lse)
     except (TypeError, ValueError, tandem.Unsupported) as error:
@@ -156,13 +156,14 @@ def _new_max_scores(query: Tensor) -> Tensor:
 
 
 def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A BlockMask for these tensors (batch, heads, seqlen, head_dim) as tandem.attention's arguments.
+    """Converts a BlockMask for these tensors (batch, heads, seqlen, head_dim) to tandem.attention's arguments.
 
-    Its lists may hide more than its mask_mod. Only if create_block_mask made the lists from it is mask_mod alone right.
-    All other lists are passed on, or become a captured tensor if the device does not read their block size.
+    The mask's lists may hide more than its mask_mod. mask_mod alone suffices only if create_block_mask computed the
+    lists from it. All other lists are passed on, or become a captured tensor if the device does not read their block
+    size.
     """
     if block_mask.BLOCK_SIZE == (_NO_BLOCKS, _NO_BLOCKS) and block_mask.seq_lengths == (1, 1):
-        return {}  # torch's mask of no mask
+        return {}  # torch's mask without a mask function
     _check_lengths(block_mask, query, key)
     lists = _lists_of(block_mask, query, key)
     serves_lists = _serves_blocks(block_mask, query, key)
@@ -178,7 +179,7 @@ def mask_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> dict[str, Any]
 
 
 def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
-    """Its lists, checked, as int32."""
+    """Returns its lists, checked, as int32."""
     batch, heads, seqlen_q, _ = query.shape
     rows = -(-seqlen_q // block_mask.BLOCK_SIZE[0])
     lists = []
@@ -216,7 +217,7 @@ def _serves_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
 
 
 def _dense_mask(lists: Blocks, query: Tensor, key: Tensor, mask_mod: Any) -> dict[str, Any]:
-    """Lists as a mask_mod that reads one bool a block: a block is hidden, seen as mask_mod shows it, or seen whole."""
+    """Converts lists to a mask_mod that reads bools per block: the block is hidden, partial or full."""
     size_q, size_k = lists.BLOCK_SIZE
     columns = -(-key.shape[2] // size_k)
     partial = _dense_blocks(lists.kv_num_blocks, lists.kv_indices, columns)
@@ -244,7 +245,7 @@ def _dense_mask(lists: Blocks, query: Tensor, key: Tensor, mask_mod: Any) -> dic
 
 
 def _dense_blocks(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Lists as bools (batch, heads, rows, columns)."""
+    """Converts lists to bools (batch, heads, rows, columns)."""
     is_listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
     batch, heads = (max(counts.shape[d], indices.shape[d]) for d in (0, 1))
     dense = torch.zeros(batch, heads, counts.shape[2], columns + 1, dtype=torch.bool, device=indices.device)
@@ -257,7 +258,7 @@ class _Made(NamedTuple):
 
     expression: Mod
     sizes: tuple[Any, ...]
-    lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts what is written to it
+    lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts its writes
 
     @classmethod
     def of(cls, block_mask: BlockMask, text: Mod) -> _Made:
@@ -271,8 +272,8 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 
 @torch.compiler.disable
 def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
-    """True if create_block_mask made the lists, they are unchanged, and mask_mod still has that expression. False for
-    expressions with tensors: they are no windows, and only windows are served without lists."""
+    """True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression. False
+    for expressions with tensors: they are no windows, and only windows are served without lists."""
     made = getattr(block_mask, "_made_by_tandem", None)
     if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
         return False
@@ -334,7 +335,7 @@ def _check_options(kernel_options: Any) -> None:
 
 
 def _one_batch(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:
-    """key and value with query's batch, where they have one for all."""
+    """Returns key and value with query's batch, if they have one for all."""
     if key.shape[0] != 1 or block_mask is None:
         raise ValueError(
             f"key's batch ({key.shape[0]}) must be query's ({query.shape[0]}), or 1 where there is a block_mask"
@@ -355,14 +356,14 @@ def create_block_mask(
     compute_dq_write_order=False,
     dq_kv_order=True,
 ):
-    """torch's create_block_mask, without an array of the whole mask.
+    """Implements torch's create_block_mask without an array of the whole mask.
 
     mask_mod(b, h, q_idx, kv_idx) is True where a query sees a key. B, H: None if the mask is the same for all.
     BLOCK_SIZE: queries and keys of a block, one number or two. _compile has no effect.
 
     A function with an expression (docs/score_mod.md) is evaluated for whole blocks by interval arithmetic, and element
     by element where that is inconclusive. All other functions are evaluated on parts of the mask.
-    Raises the reason why there is no expression if torch cannot evaluate the function either.
+    If torch cannot evaluate the function either, raises the reason why it has no expression.
     """
     if compute_dq_write_order:
         raise tandem.Unsupported("compute_dq_write_order (True) is for torch's own kernels: leave it out")
@@ -405,8 +406,8 @@ def create_block_mask(
 
 
 def _made_of(mask_mod: Any, sizes: tuple[int, ...], device: torch.device) -> BlockMask:
-    """By the library. It also makes the lists for each block of keys, for which torch's from_kv_blocks takes a hundred
-    operations. Raises where no expression equals mask_mod."""
+    """Computes the mask by the library, including the lists for each block of keys, for which torch's from_kv_blocks
+    needs a hundred operations. Raises where no expression equals mask_mod."""
     expression = _expression_of(mask_mod, "mask_mod", device)
     lists = made_lists(expression, sizes, device, by_keys=True)
     block_mask = BlockMask(seq_lengths=sizes[2:4], **lists, BLOCK_SIZE=sizes[4:], mask_mod=mask_mod)
@@ -423,13 +424,13 @@ def _shifted(mask_mod: Callable[..., Any], first_q: int, first_k: int) -> Callab
 
 
 def _visible(mask: Tensor, size_q: int, size_k: int) -> Tensor:
-    """How many entries of each block of a mask (batch, heads, queries, keys) are visible."""
+    """Returns the number of visible entries in each block of a mask (batch, heads, queries, keys)."""
     padded = torch.nn.functional.pad(mask, (0, -mask.shape[3] % size_k, 0, -mask.shape[2] % size_q))
     blocks = padded.unflatten(3, (-1, size_k)).unflatten(2, (-1, size_q))
     return blocks.sum((3, 5))
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row there are, and which, these first."""
+    """Returns the number of blocks in each row, and their indices, these first."""
     count = blocks.sum(-1, dtype=torch.int32)
     return count, torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -11,7 +11,7 @@ import types
 from importlib.machinery import ModuleSpec
 
 _FA4, _FA3 = "tandem.compat.fa4", "tandem.compat.fa3"
-_MODULES = {  # parents before their children
+_MODULES = {  # parents precede their children
     "flash_attn": "tandem.compat.flash_attn",
     "flash_attn.flash_attn_interface": "tandem.compat.flash_attn.flash_attn_interface",
     "flash_attn.bert_padding": "tandem.compat.flash_attn.bert_padding",
@@ -39,7 +39,7 @@ def patch() -> Patch:
 
     Covers flash_attn, flash_attn.flash_attn_interface, .bert_padding and .layers.rotary (tandem.flash_attn),
     flash_attn.cute (tandem.fa4), and flash_attn_interface (tandem.fa3). importlib.util.find_spec and
-    importlib.metadata.version("flash-attn") answer accordingly. Call it before libraries that use flash_attn are
+    importlib.metadata.version("flash-attn") report Tandem's modules. Call it before libraries that use flash_attn are
     imported; their earlier imports do not change.
 
     Returns an object whose undo() restores the earlier state; as a context manager it does so at the end of the block.
@@ -49,7 +49,7 @@ def patch() -> Patch:
 
 
 class Patch:
-    """One call of patch() that has not been undone, or has."""
+    """One call of patch(), before or after its undo."""
 
     def __init__(self) -> None:
         modules = {name: importlib.import_module(source) for name, source in _MODULES.items()}
@@ -61,7 +61,7 @@ class Patch:
             _active.append(self)
 
     def undo(self) -> None:
-        """Ends this patch. More than once does no harm."""
+        """Ends this patch. Further calls have no effect."""
         with _lock:
             if self not in _active:
                 return
@@ -85,7 +85,7 @@ def _take_out() -> dict[str, types.ModuleType | None]:
 
 
 def _aliases(modules: dict[str, types.ModuleType]) -> dict[str, types.ModuleType]:
-    """Modules of the new names with the contents of ours, which keep their own names."""
+    """Returns modules of the new names with the contents of ours, which keep their names."""
     aliases = {}
     for name, source in modules.items():
         alias = types.ModuleType(name, source.__doc__)
@@ -120,7 +120,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 class _Finder(importlib.metadata.DistributionFinder):
-    """Finds the distributions for importlib.metadata. Modules are in sys.modules already."""
+    """Finds the distributions for importlib.metadata. The modules are already in sys.modules."""
 
     def find_spec(self, fullname, path=None, target=None):
         return None
@@ -135,7 +135,7 @@ _finder = _Finder()
 
 
 class _Callable(types.ModuleType):
-    """The module, which is also the function it holds: ``import tandem.patch`` keeps ``tandem.patch()`` callable."""
+    """A module that is also its function: ``import tandem.patch`` keeps ``tandem.patch()`` callable."""
 
     __call__ = staticmethod(patch)
 

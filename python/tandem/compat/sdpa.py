@@ -16,7 +16,7 @@ import torch
 import tandem
 from tandem.compat._arguments import in_words, is_tensor, unit_stride
 
-# Our arguments' names here.
+# Our arguments' names in this interface.
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "softmax_scale": "scale", "causal": "is_causal"}
 
 
@@ -74,11 +74,11 @@ def scaled_dot_product_attention(
 
 
 def _leading(query, key, value, enable_gqa):
-    """The batch dimensions, query's and key's heads, and all leading dimensions of the result."""
+    """Returns the batch dimensions, query's and key's heads, and all leading dimensions of the result."""
     shapes = [x.shape[:-2] for x in (query, key, value)]
     if not enable_gqa:
         lead = _broadcast(shapes, query, key, value)
-        # One head of keys for all queries is what grouped heads are: no need to repeat it.
+        # One head of keys for all queries equals grouped heads, so that it need not be repeated.
         heads_k = 1 if all(math.prod(s[-1:]) == 1 for s in shapes[1:]) else lead[-1]
         return lead[:-1], lead[-1] if lead else 1, heads_k, lead
     if min(map(len, shapes)) < 1 or any(s[-1] == 0 or shapes[0][-1] % s[-1] for s in shapes[1:]):
@@ -104,7 +104,7 @@ def _broadcast(shapes, query, key, value):
 
 
 def _dense(x, batch, heads):
-    """x (..., heads, seqlen, dim) as (batch, seqlen, heads, dim), as far as possible without a copy."""
+    """Returns x (..., heads, seqlen, dim) as (batch, seqlen, heads, dim), without a copy if possible."""
     if x.shape[:-2] != (*batch, heads):
         x = x.expand(*batch, heads, *x.shape[-2:])
     if x.dim() != 4:
@@ -113,7 +113,7 @@ def _dense(x, batch, heads):
 
 
 def _bias(mask, scores, batch):
-    """mask as tandem.attention's bias: (batch|1, heads|1, L|1, S|1)."""
+    """Converts mask to tandem.attention's bias: (batch|1, heads_q|1, L|1, S|1)."""
     is_tensor(mask, "attn_mask")
     pairs = zip(reversed(mask.shape), reversed(scores))
     if not 2 <= mask.dim() <= len(scores) or any(size not in (1, wanted) for size, wanted in pairs):
@@ -127,7 +127,7 @@ def _bias(mask, scores, batch):
 
 
 class _Callable(types.ModuleType):
-    """A module that is the function it holds."""
+    """A module that is also its function."""
 
     __signature__ = inspect.signature(scaled_dot_product_attention)
     __call__ = staticmethod(scaled_dot_product_attention)

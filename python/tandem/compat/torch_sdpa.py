@@ -1,4 +1,4 @@
-"""torch's own scaled_dot_product_attention computed by Tandem on GPUs, without a change of the model.
+"""torch's scaled_dot_product_attention computed by Tandem on GPUs, without a change of the model.
 
     import tandem.torch_sdpa
     torch.nn.attention.activate_flash_attention_impl("Tandem")
@@ -32,7 +32,7 @@ if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
 
 
 class _Registration:
-    """Tandem in the place of torch's operators, until remove()."""
+    """Tandem's functions in place of torch's operators, until remove()."""
 
     def __init__(self) -> None:
         ours = {"_flash_attention_forward": _forward, "_flash_attention_backward": _backward}
@@ -49,12 +49,12 @@ class _Registration:
                 self._library.impl(name, kernel, "CUDA", with_keyset=True)
 
     def remove(self) -> None:
-        """Restores torch's own kernels."""
+        """Restores torch's kernels."""
         self._library._destroy()
 
 
 def _or(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """ours, or theirs for what ours refuses."""
+    """Calls ours, or theirs if ours refuses the call."""
 
     def kernel(keyset: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -104,11 +104,11 @@ def _forward(
     """aten::_flash_attention_forward: q (batch, seqlen, heads, head_dim), or packed with cu_seqlens. Raises Unsupported
     for what torch shall compute. Returns out, logsumexp, two tensors about dropout, and an empty one."""
     if dropout_p or return_debug_mask or any(x is not None for x in newer.values()) or q.shape[-1] != v.shape[-1]:
-        raise Unsupported("dropout, its mask, pages and splits are torch's")
+        raise Unsupported("dropout, its mask, pages and splits are not computed by tandem")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )
-    out, lse = torch.empty_like(q), _torch_ops.new_lse(q)  # out in q's layout, as torch's own
+    out, lse = torch.empty_like(q), _torch_ops.new_lse(q)  # out has q's layout, like torch's result
     call_args.update(alibi_slopes=alibi_slopes, seqused_k=seqused_k, out=out, lse=lse)
     call(FORWARD, call_args)
     if _may_hide_all(call_args, max_q, max_k):
@@ -125,7 +125,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """aten::_flash_attention_backward. Returns dq, dk, dv."""
     if dropout_p or any(x is not None for x in newer.values()) or not _gradients.is_own(q):
-        raise Unsupported("dropout and what is newer are torch's, and GPUs without a backward of ours")
+        raise Unsupported("dropout, later options and GPUs without a backward of tandem are not supported")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )

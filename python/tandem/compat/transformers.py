@@ -41,7 +41,7 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4)
 
 logger = logging.get_logger(__name__)
 
-# Our arguments' names here.
+# Our arguments' names in this interface.
 _NAMES = {
     "q": "query",
     "k": "key",
@@ -62,8 +62,8 @@ Options = dict[str, Any]  # keyword arguments of tandem.attention
 class CompactMask(torch.Tensor):
     """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
 
-    To everything but `tandem_attention` it is the array it stands for. The first torch operation on it builds that
-    array, which then replaces the options.
+    All code except `tandem_attention` can use it as the array. The first torch operation on it builds the array, which
+    then replaces the options.
     """
 
     options: Optional[Options]
@@ -76,9 +76,9 @@ class CompactMask(torch.Tensor):
         return mask
 
     def whole(self) -> torch.Tensor:
-        """The array, built at the first call."""
+        """Returns the array, which the first call builds."""
         if self._whole is None:
-            # The array may be written to, so the options may not describe it.
+            # The caller may write to the array, so that the options may no more describe it.
             self._whole, self.options = self._build(), None
         return self._whole
 
@@ -92,7 +92,7 @@ class CompactMask(torch.Tensor):
 
 
 class _Pattern(NamedTuple):
-    """Query i sees key j when i - left <= j <= i + right (None: no bound) and both are of one segment, if any."""
+    """Query i sees key j if i - left <= j <= i + right (None: unbounded) and both belong to one segment, if any."""
 
     left: Optional[int] = None
     right: Optional[int] = None
@@ -108,10 +108,10 @@ def _intersection(a: Optional[_Pattern], b: Optional[_Pattern]) -> Optional[_Pat
 
 
 def _pattern(mask_function: Callable) -> Optional[_Pattern]:
-    """The pattern of a mask function that transformers composed of its parts; None for any other.
+    """Returns the pattern of a mask function that transformers composed of its parts; None for other functions.
 
-    A mask function is a closure without a description, so its parts are recognised by their names and captured values.
-    An unknown part costs an array and is never misread.
+    A mask function is a closure without a description, so that its parts are recognised by their names and captured
+    values. An unknown part costs an array and is never misread.
     """
     if not isinstance(mask_function, types.FunctionType) or mask_function.__module__ != masking_utils.__name__:
         return None
@@ -132,15 +132,15 @@ def _pattern(mask_function: Callable) -> Optional[_Pattern]:
         if part == "packed_sequence_mask_function":
             return _Pattern(segments=captured["packed_sequence_mask"])
         if part == "remap_positions_for_packed_sequence":
-            # Positions grow by one within a segment, so distances equal the indices' distances.
+            # Positions grow by one within a segment, so that distances equal the indices' distances.
             return _pattern(captured["mask_function"])
-    except KeyError:  # a part with other captured names
+    except KeyError:  # the part has other captured names
         pass
     return None
 
 
 def _packed(segments: torch.Tensor) -> Options:
-    """The lengths of the packed sequences, the (batch, seqlen) tokens laid end to end. Reads from the device."""
+    """Returns the lengths of the packed sequences of (batch, seqlen) tokens. Reads from the device."""
     first = torch.ones_like(segments, dtype=torch.bool)
     first[:, 1:] = segments[:, 1:] != segments[:, :-1]
     starts = first.flatten().nonzero().flatten()
@@ -160,9 +160,9 @@ _known_positions = WeakIdKeyDictionary()  # by position_ids: version, batch, and
 def _options_of_positions(
     module: torch.nn.Module, position_ids: Any, query: torch.Tensor, key: torch.Tensor
 ) -> Options:
-    """The options of packed sequences: a new one begins where positions do not grow by one.
+    """Returns the options of packed sequences. A new sequence begins where positions do not grow by one.
 
-    The rule is the one of transformers' causal masks, which the masks of encoders and some decoders do not apply. Reads
+    The rule equals transformers' causal masks. The masks of encoders and some decoders do not apply it. Reads
     from the device once for all layers.
     """
     batch, _, seqlen, _ = query.shape
@@ -181,7 +181,7 @@ def _options_of_positions(
             return known[2]
     breaks = torch.nn.functional.pad(position_ids.diff(dim=-1) != 1, (1, 0))
     segments = breaks.cumsum(-1).expand(batch, -1)
-    if traced:  # a graph may not branch on values
+    if traced:  # a traced graph may not branch on values
         return {"bias": (segments[:, None, :, None] == segments[:, None, None, :])}
     options = _packed(segments) if breaks.any() else {}
     if version is not None:
@@ -190,11 +190,11 @@ def _options_of_positions(
 
 
 def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, device) -> Optional[Options]:
-    """The options of `tandem.attention` that amount to a mask; None where none do."""
+    """Returns the options of `tandem.attention` that equal a mask; None if no options do."""
     left, right, segments = pattern
-    shift = q_offset - kv_offset  # query i is at the place of key i + shift
-    used = q_length + shift  # keys up to the last query's own
-    # A bound as wide as the longest distance hides nothing.
+    shift = q_offset - kv_offset  # query i has the place of key i + shift
+    used = q_length + shift  # keys up to the last query's key
+    # A bound as wide as the longest distance hides no key.
     left = None if left is not None and left >= used - 1 else left
     right = None if right is not None and right >= kv_length - 1 - shift else right
 
@@ -234,7 +234,7 @@ def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, 
 
 def _is_traced(mask: Optional[torch.Tensor], device: Union[torch.device, str]) -> bool:
     if (mask is None or type(mask) is torch.Tensor) and torch.device(device).type == "cpu":
-        # A third of masking_utils.is_tracing, which takes as long as all the rest of a small mask.
+        # A third of the time of masking_utils.is_tracing, which takes as long as the rest of a small mask.
         return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return masking_utils.is_tracing(mask)
 
@@ -254,11 +254,11 @@ def tandem_mask(
 ) -> Optional[torch.Tensor]:
     """The mask function of "tandem": transformers calls it once per forward pass for each kind of layer.
 
-    The arguments and results equal ``transformers.masking_utils.sdpa_mask``'s. Returns None if only the layer's own
-    causality hides anything. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible.
-    This is a `CompactMask` where causality, a window, padding or packed sequences make the whole of it.
+    The arguments and results equal ``transformers.masking_utils.sdpa_mask``'s. Returns None if only the layer's
+    causality hides keys. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible. The
+    result is a `CompactMask` if causality, a window, padding or packed sequences are its only parts.
 
-    The outputs of padded queries mean nothing, but are finite.
+    The outputs of padded queries are meaningless, but finite.
     """
     build = functools.partial(
         masking_utils.sdpa_mask,
@@ -272,12 +272,12 @@ def tandem_mask(
         device=device,
         **kwargs,
     )
-    # A graph that is being traced may neither read from the device nor look into closures.
+    # A traced graph may neither read from the device nor inspect closures.
     pattern = None if _is_traced(attention_mask, device) else _pattern(mask_function)
     if pattern is None:
         return build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
     build = functools.partial(build, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    # A static cache counts its tokens on the device: that count is read here, not in every layer.
+    # A static cache counts its tokens on the device. The count is read here instead of in every layer.
     options = _options(
         pattern, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask, torch.device(device)
     )
@@ -291,8 +291,8 @@ def tandem_mask(
 
 
 def _with_position_bias(options: Options, mask: Optional[torch.Tensor], position_bias: torch.Tensor) -> Options:
-    """Adds a float bias (batch|1, heads|1, seqlen_q, seqlen_k), as T5 has, to what the mask hides."""
-    if "cu_seqlens_q" in options:  # a packed call takes no bias
+    """Adds a float bias (batch|1, heads|1, seqlen_q|1, seqlen_k), such as T5's, to the options of a mask."""
+    if "cu_seqlens_q" in options:  # a packed call accepts no bias
         options = {"bias": mask.whole()}
     bias = options.get("bias")
     if bias is None:
@@ -326,11 +326,12 @@ def tandem_attention(
 
     query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
     attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
-    (True: visible) or additive, or a BlockMask, torch's or Tandem's; it speaks for the window too, so
-    ``sliding_window`` is not read. Without one is_causal decides, else the module's. s_aux (heads_q) is the sink.
-    cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences where the mask does not already.
+    (True: visible) or additive, or a BlockMask, torch's or Tandem's. attention_mask includes
+    the window, so ``sliding_window`` is not read. Without attention_mask, is_causal decides, or else the module's
+    is_causal. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences,
+    unless the mask already separates the sequences.
 
-    Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never held.
+    Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never stored.
     """
     if kwargs.get("cache") is not None:
         raise tandem.Unsupported(
@@ -345,7 +346,7 @@ def tandem_attention(
 
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # As for scaled_dot_product_attention: one query sees all keys, the first of several matches the first key.
+        # As in scaled_dot_product_attention, one query sees all keys, and the first of several matches the first key.
         options: Options = {"causal": True, "alignment": "top_left"} if causal and query.shape[2] > 1 else {}
     elif (
         isinstance(attention_mask, CompactMask)

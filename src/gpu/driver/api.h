@@ -73,7 +73,7 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32);
 
-// Each is a member of Api below and has the signature of cuda.h.
+// Each function is a member of Api below and has the signature of cuda.h.
 #define TANDEM_CUDA_FUNCTIONS(F)                                                                                 \
   F(cuInit, (unsigned flags))                                                                                    \
   F(cuDriverGetVersion, (int* version))                                                                          \
@@ -122,14 +122,14 @@ struct Api {
   TANDEM_CUDA_FUNCTIONS(TANDEM_DECLARE)
 #undef TANDEM_DECLARE
 
-  // "out of memory (CUDA_ERROR_OUT_OF_MEMORY)"
+  // The text of an error, such as "out of memory (CUDA_ERROR_OUT_OF_MEMORY)".
   std::string text_of(CUresult result) const;
-  // Ok, or a device error "<what> failed: <text of the result>".
+  // Returns ok, or a device error "<what> failed: <text of the result>".
   Status check(CUresult result, const char* what) const;
 };
 
-// Loads the library and initialises the driver. Fills api or returns the reason why there is no driver. It may be
-// called repeatedly and from any thread. The library is never unloaded, because the driver has threads.
+// Loads the library and initialises the driver. Fills api, or returns the reason why no driver is available. Any thread
+// may call this function, repeatedly. The library is never unloaded, because the driver has threads.
 Status load(const std::string& library, Api* api);
 
 }  // namespace tandem::gpu::cuda

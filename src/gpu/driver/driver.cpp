@@ -20,13 +20,13 @@ struct Owner {
   Owner(const Owner&) = delete;
   Owner& operator=(const Owner&) = delete;
   ~Owner() {
-    // At process exit the driver may end first. It then reports an error, and nothing is left to release.
+    // At process exit the driver may end first. The driver then reports an error, and no context is left to release.
     if (context != nullptr) (void)api.cuDevicePrimaryCtxRelease(device);
   }
 };
 
-// Makes the context current during its lifetime. If the context is current already, as in most programs, the cost is
-// one read of a thread-local variable.
+// Makes the context current during its lifetime. If the context is current already, the cost is one read of a
+// thread-local variable.
 class Current {
  public:
   explicit Current(const Owner& owner) : api_(owner.api) {

@@ -13,8 +13,8 @@ namespace tandem::gpu::cuda {
 // True if a device with this name belongs to this file.
 bool is_cuda(std::string_view name);
 
-// Retains the device's primary context until the device and its modules are destroyed. Other users of the GPU in this
-// process share memory, streams and events. library: replaces the installed driver.
+// Retains the device's primary context until the device and its modules are destroyed. Other libraries of this process
+// that use the GPU share memory, streams and events. library: a path that replaces the installed driver.
 Status open(std::string_view name, std::unique_ptr<Device>* device, const std::string& library = "libcuda.so.1");
 
 }  // namespace tandem::gpu::cuda

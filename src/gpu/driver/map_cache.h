@@ -1,4 +1,4 @@
-// Tensor maps that a thread has encoded recently. The driver needs 0.1 us for one, and most callers use the same
+// Tensor maps that a thread has encoded recently. The driver needs 0.1 us for each map, and most callers use the same
 // tensors repeatedly.
 #pragma once
 
@@ -21,7 +21,7 @@ class MapCache {
     }
   };
 
-  // The only entry where the map of this spec may be.
+  // The only entry that may hold the map of this spec.
   MapEntry& place(uint64_t device, const TensorMapSpec& spec) {
     uint64_t hash = device;
     const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15u; };

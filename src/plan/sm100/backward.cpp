@@ -7,9 +7,9 @@
 namespace tandem::plan {
 namespace {
 
-// True if two CTAs share each MMA. An iteration then moves less through shared memory, but an n_block is twice as long.
-// It has more hidden keys, and the last wave may be emptier. The answer assumes a whole B200, because bits must not
-// depend on the available SMs. It is false for batch_invariant.
+// True if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is twice as
+// long. A longer n_block has more hidden keys, and the last wave may be emptier. False for batch_invariant. Assumes a
+// whole B200, because bits must not depend on the available SMs.
 bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
   const auto is_served = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
@@ -36,7 +36,7 @@ void set_head_dims(const Problem& p, int64_t multiple, Sm100BackwardConfig* conf
   config->head_dim_v = static_cast<int>(round_up(p.head_dim_v, multiple));
 }
 
-// The most stages that fit: of q first, then of dout, then of dq. False if none do.
+// Sets the maximum number of stages that fit: first of q, then of dout, then of dq. Returns false if none fit.
 bool set_one_cta_stages(Sm100BackwardConfig* config) {
   Sm100BackwardConfig& t = *config;
   for (t.dq_stages = 4; t.dq_stages > 1; t.dq_stages /= 2)

@@ -9,7 +9,7 @@
 
 namespace tandem::plan {
 
-// rows: queries of a sequence times the query heads that share a tile.
+// rows: the queries of a sequence times the query heads that share a tile.
 Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties& device, int64_t rows);
 
 }  // namespace tandem::plan

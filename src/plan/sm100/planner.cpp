@@ -58,8 +58,8 @@ class Sm100Planner final : public ArchPlanner {
     return kElement * ((kernel.head_dim + keys_and_values / kernel.ctas()) / Sm100ForwardConfig::kTileM + written);
   }
 
-  // P and dS are in tensor memory, except dS for dq. Two CTAs divide the B operands of their MMAs and send each other
-  // half of dS. Two passes multiply S twice, and load q again for each MMA of it.
+  // P and dS are in tensor memory; dq reads dS from shared memory. Two CTAs divide the B operands of their MMAs and
+  // send each other half of dS. Two passes multiply S twice, and load q again for each MMA of it.
   double iteration_smem_bytes(const BackwardKernel& kernel) const override {
     const Sm100BackwardConfig& t = kernel.for_blackwell();
     const double m = Sm100BackwardConfig::tile_m, n = Sm100BackwardConfig::kCtaKeys, ctas = t.ctas();
@@ -73,7 +73,7 @@ class Sm100Planner final : public ArchPlanner {
     return kernel.two_pass ? 3 * kernel.head_dim + 2 * kernel.head_dim_v : kernel.head_dim + kernel.head_dim_v;
   }
   double flops_per_clock() const override { return 8192; }
-  // From compute capability 10.3 on (B300) the unit is twice as fast.
+  // The exponential unit is twice as fast from compute capability 10.3 (B300) on.
   double exp_per_clock(const gpu::Properties& device) const override { return device.compute_minor >= 3 ? 32 : 16; }
 };
 

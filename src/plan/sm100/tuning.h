@@ -14,9 +14,9 @@ namespace tandem::plan {
 
 enum class Cluster : uint8_t { one, two_cta_if_full, two_cta };  // two_cta_if_full: without a mask, if rows fill pairs
 
-// A row of the table: the maximum sizes, and the pairs of 16 whose exponentials run on the FMA units. They are given
-// for lazy iterations (Sm100ForwardConfig::lazy_max) of one CTA, of a CTA pair and under a window, and for iterations
-// with a maximum.
+// A row of the table: the maximum sizes, and the pairs of 16 whose exponentials run on the FMA units. A row has four
+// numbers of pairs. Three are for lazy iterations (Sm100ForwardConfig::lazy_max): one CTA, a CTA pair, a window. One is
+// for iterations with a maximum.
 struct Sm100TuningRow {
   int head_dim, head_dim_v;
   Cluster cluster;

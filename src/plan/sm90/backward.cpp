@@ -14,9 +14,9 @@ using Schedule = Sm90BackwardConfig::Schedule;
 
 int pad_head_dim(int64_t head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
 
-// The number of CTAs, or clusters, that share the m_blocks of an n_block. It exceeds 1 if n_blocks are too few or too
-// unequal to fill the GPU (causal masks). It assumes a whole H200, so that bits do not depend on the available SMs, and
-// is 1 for batch_invariant.
+// Returns the number of CTAs, or clusters, that share the m_blocks of an n_block. The number exceeds 1 if n_blocks are
+// too few or too unequal to fill the GPU (causal masks). The choice assumes a whole H200, so that bits do not depend on
+// the available SMs. The number is 1 for batch_invariant.
 int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   if (p.batch_invariant || p.total_q == 0) return 1;
   const int64_t tiles = std::max<int64_t>(1, ceil_div(p.seqlen_k, config.tile_n()) * p.heads_k * p.batch);
@@ -24,7 +24,7 @@ int choose_m_splits(const Problem& p, const Sm90BackwardConfig& config, const Sm
   const int64_t m_splits =
       std::clamp(std::min(ctas / tiles, iterations / tuning.min_split_iterations), int64_t{1}, tuning.max_m_splits);
   if (!needs_right_mask(p) || needs_left_mask(p)) return static_cast<int>(m_splits);
-  // Split by query heads, because parts that begin within a head's m_blocks wait for the semaphores of its dq.
+  // Splits by query heads, because parts that begin within a head's m_blocks would wait for the semaphores of its dq.
   int64_t heads = 1;
   while (heads < p.group() && (heads * tiles < tuning.head_split_waves * ctas || p.group() % heads != 0)) ++heads;
   return static_cast<int>(std::max(m_splits, std::min(heads, tuning.max_m_splits)));
@@ -38,15 +38,15 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
   if ((config.m_split && p.group() == 1) || config.short_q) return false;
   const int64_t most = config.head_dim > 192 && p.group() == 1 ? tuning.spt_wide_l2_bytes : tuning.spt_l2_bytes;
   if (p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v) > most) return false;
-  // With grouped heads each query head accumulates dk and dv in memory, which only long tiles can hide.
+  // With grouped heads each query head accumulates dk and dv in memory. Only long tiles can hide that.
   const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch;
   return p.group() == 1 ||
          (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas);
 }
 
 // True if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths and
-// diagonals that only the device knows might leave queries unvisited; some options lack registers. Lengths must not
-// decide for batch_invariant, because the bits differ.
+// diagonals known only on the device might leave queries unvisited; some options lack registers. batch_invariant must
+// not decide by lengths, because the bits differ.
 bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
   if (t.options.bias != Bias::none || t.options.score_mod || t.options.mask_mod || t.options.dropout ||
@@ -67,8 +67,8 @@ bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config) {
   return p.total_q > 0 && p.heads_q > 0 && p.seqlen_k > config.cta_keys();
 }
 
-// Warpgroups with separate keys, if the sums of dk and dv leave registers for the scores of half an iteration. Dropout,
-// a bias and expressions need more registers than that.
+// True if warpgroups may have separate keys: the sums of dk and dv must leave registers for the scores of half an
+// iteration. Dropout, a bias and expressions need more registers than that.
 bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
   return config.options.bias == Bias::none && !config.options.dropout && !config.options.score_mod &&
          !config.options.mask_mod &&
@@ -100,14 +100,14 @@ bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning&
       if (!may_use_ds_gmem(p, t)) return false;
       break;
     case Schedule::warpgroup_roles:
-      // Up to 192 one warpgroup has registers for dk, one for dv, and shared memory has space for dq.
+      // Up to 192 one warpgroup has registers for dk, one has registers for dv, and shared memory has space for dq.
       if (p.head_dim > 192 || p.head_dim_v > 192 || !config->plain_scores()) return false;
       if (!may_use_cluster(p, *config)) return false;
       t.warpgroups = 3;
       set_head_dims(192, blocks_v, &t);
       break;
     case Schedule::cluster2:
-      // The cluster halves the traffic of dq to memory, which binds at head_dim 256.
+      // The cluster halves the traffic of dq to memory, which is the bottleneck at head_dim 256.
       if (!may_use_cluster(p, *config)) return false;
       break;
     default: break;
@@ -145,7 +145,7 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
   // Packed queries may have rows beyond the longest length, whose dq must be zero.
   t.short_q =
       p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block && choose_m_splits(p, t, tuning) == 1;
-  // Short MMAs gain from more queries per iteration, where registers suffice.
+  // Short MMAs benefit from more queries per iteration, if registers suffice.
   if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !t.short_q) t.tile_m = 128;
   if (is_wide) select_wide_schedule(p, tuning, &t, chunk);
   t.m_split = choose_m_splits(p, t, tuning) > 1;
@@ -156,7 +156,7 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p) && !t.shared_p();
   t.captured_per_score = captured_per_score(p) && !t.shared_p();
-  // Wide heads, and iterations of many queries, leave shared memory for fewer stages.
+  // Wide heads and iterations of many queries leave shared memory for fewer stages.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   return t;
 }

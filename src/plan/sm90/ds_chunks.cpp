@@ -7,8 +7,8 @@
 namespace tandem::plan {
 namespace {
 
-// Heads of a chunk, at most `most`. Equal chunks need the least memory, unless `most` leaves fewer SMs idle in the last
-// wave of each chunk. With a mask tiles differ in length and fill such waves.
+// Returns the number of heads of a chunk, at most `most`. Equal chunks need the least memory, unless `most` leaves
+// fewer SMs idle in the last wave of each chunk. With a mask tiles differ in length and fill such waves.
 int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has_mask) {
   const int64_t even = ceil_div(heads, ceil_div(heads, most));
   const auto waves = [&](int64_t n) { return ceil_div(n * n_blocks, kH200Sms); };

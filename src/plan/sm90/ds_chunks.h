@@ -1,4 +1,4 @@
-// How a Hopper backward with ds_gmem divides dS into chunks that are in memory at once.
+// The division of dS into chunks, of which one is in memory at a time, in a Hopper backward with ds_gmem.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ namespace tandem::plan {
 // The division of dS; `heads` is 0 if none keeps dS within its budget.
 ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
 
-// The most partial sums of dq that one m_block has over these n_blocks. With a window they begin at its first n_block.
+// Returns the maximum number of partial sums of dq that one m_block has over these n_blocks. With a window the sums
+// begin at its first n_block.
 int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config);
 
 // CTAs of the kernel that computes dq of one chunk.

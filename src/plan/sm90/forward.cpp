@@ -10,9 +10,9 @@
 namespace tandem::plan {
 namespace {
 
-// The kind of scores by their registers. A softcap and ALiBi need few, and so does dropout, but not together. head_dim
-// 64 has capacity for only one of them, without a window. A softcap there also needs the tensor's own lengths. With a
-// block mask there is no capacity for ALiBi.
+// The kind of scores by their registers. A softcap with ALiBi needs few registers, and so does dropout alone. head_dim
+// 64 has registers for only one of these options, without a window; a softcap also requires dense tensors there. A
+// block mask leaves no registers for ALiBi.
 Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   Sm90ForwardConfig rest = t;
   const bool narrow = t.head_dim <= 64;
@@ -46,25 +46,25 @@ bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
          reinterpret_cast<uintptr_t>(p.bias.data) % 16 == 0;
 }
 
-// Heads that are consecutive in the order of tiles and share a bias: device/coords.cuh.
+// Returns the number of heads that are consecutive in the order of tiles and share a bias: device/coords.cuh.
 int64_t heads_sharing_bias(const Problem& p, int64_t heads) {
   const bool of_batch = p.bias.stride[0] == 0, of_heads = p.bias.stride[1] == 0;
   if (of_batch) return p.batch * (of_heads ? heads : 1);
   return of_heads ? heads : 1;
 }
 
-// The CTAs of a cluster that copy a bias for each other. They process the same n_blocks at the same time, so that all
-// must have equally many.
+// Returns the number of CTAs of a cluster that copy a bias for each other. The CTAs process the same n_blocks at the
+// same time, so that all must have the same number of n_blocks.
 int choose_bias_ctas(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (!has_bias_map(p, t, pack_gqa)) return 0;
   const bool even =
       !t.options.bounded_left && !t.options.bounded_right && heads_sharing_bias(p, p.heads_q) % kBiasCtas == 0;
   if (even) return kBiasCtas;
-  return t.head_dim > 64 ? 1 : 0;  // TMA alone is slower there
+  return t.head_dim > 64 ? 1 : 0;  // without multicast TMA is slower at head_dim 64
 }
 
-// The CTAs of a cluster that copy keys and values for each other if they cannot share a bias. They are neighbouring
-// tiles of a head with an even number of tiles.
+// Returns the number of CTAs of a cluster that copy keys and values for each other if they cannot share a bias. The
+// CTAs process neighbouring tiles of a head with an even number of tiles.
 int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
   const bool in_order =
       t.bias_ctas == 1 && !t.options.bounded_left && !t.options.bounded_right && heads_sharing_bias(p, p.heads_q) == 1;

@@ -56,7 +56,7 @@ class Sm90Planner final : public ArchPlanner {
         t.cluster2() ? " in each of two blocks, which have half of the keys, exchange dS and add half of dq each" : "");
   }
 
-  // A warpgroup's 64 rows read K and V of an n_block once, and Q unless it is in registers.
+  // A warpgroup's 64 rows read K and V of an n_block once. The rows read Q, too, unless it is in registers.
   double pair_smem_bytes(const ForwardKernel& kernel) const override {
     const double written = static_cast<double>(kernel.head_dim + kernel.head_dim_v) / kernel.tile_m();
     const double queries =
@@ -64,7 +64,7 @@ class Sm90Planner final : public ArchPlanner {
     return kElement * (static_cast<double>(kernel.head_dim + kernel.head_dim_v) / 64 + written + queries);
   }
 
-  // Bytes that MMAs read, that threads and TMA write, and that bulk copies read.
+  // Returns the bytes that MMAs read, that threads and TMA write, and that bulk copies read.
   double iteration_smem_bytes(const BackwardKernel& kernel) const override {
     const Sm90BackwardConfig& t = kernel.for_hopper();
     const double groups = t.warpgroup_roles() ? 1 : t.warpgroups;  // warpgroups that divide each MMA

@@ -55,7 +55,7 @@ struct Sm90TuningRow {
     return false;
   }
   constexpr bool matches(Scores of) const {
-    const bool has_few = of == Scores::plain || of == Scores::capped;  // separate register limits
+    const bool has_few = of == Scores::plain || of == Scores::capped;  // these scores have separate register limits
     return scores == Scores::any || of == scores || (has_few && (scores == Scores::light || scores == Scores::plain));
   }
 };
@@ -84,8 +84,8 @@ inline constexpr Sm90TuningRow kSm90TuningRows[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 
-// The same with a block mask: the keys of its blocks must be a multiple of tile_n, which may be halved twice, down to
-// kLeastBlockKeys. A mask_mod may be evaluated with any scores. Modelled, not measured.
+// The same table with a block mask, whose blocks must have a multiple of tile_n keys. tile_n may be halved twice, down
+// to kLeastBlockKeys. Any scores may have a mask_mod. The rows are modelled, not measured.
 inline constexpr Sm90TuningRow kSm90BlockTuningRows[] = {
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 128, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::light, 2, 128, 2, true},
@@ -101,7 +101,8 @@ inline constexpr int kBiasCtas = 2;
 inline constexpr int kBiasKvCtas = 2;
 
 struct Sm90BackwardTuning {
-  // m_splits: fewest iterations of a part, most parts, and waves of tiles up to which query heads are split.
+  // Limits of m_splits: iterations of a part at least, parts at most, and waves of tiles up to which query heads are
+  // split.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
 
   // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache. The second value is
@@ -109,13 +110,13 @@ struct Sm90BackwardTuning {
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
-  // dS in global memory: tiles of a chunk and bytes of dS per element of a float32 gradient. A tile iterates over two
-  // query heads up to the third value in m_blocks.
+  // dS in global memory: tiles of a chunk, and bytes of dS per element of a float32 gradient. Up to the third value in
+  // m_blocks, a tile iterates over two query heads.
   int64_t ds_chunk_tiles = 512, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
 
   BackwardOrderTuning order{.sms = kH200Sms};
 
-  // Tests: the only schedule except shared_p that wide heads may use.
+  // For tests: the only schedule besides shared_p that wide heads may use.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
 };
 

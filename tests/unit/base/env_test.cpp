@@ -1,4 +1,4 @@
-// The values of environment variables that are refused, and the messages.
+// Refused values of environment variables, and the messages.
 #include "base/env.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-/* A program of version 0.1: compiled with that version's header, run with the current library. Its struct is shorter,
-   and the library must not read beyond it. */
+/* A program of version 0.1: compiled with that version's header, run with the current library. The struct of 0.1 is
+ * shorter, and the library must not read beyond it. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The C interface from C11, through the shared library: tandem.h stands alone, and a call from C works. */
+/* The C interface from C11, through the shared library: tandem.h compiles alone, and a call from C works. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-// tandem.hpp: what it builds for the C interface, and what it throws.
+// tandem.hpp: the C structs that it builds, and its exceptions.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -78,7 +78,7 @@ TEST(CppInterface, BlockMasks) {
   EXPECT_TRUE(contains(thrown([&] { tandem::make_block_mask(blocks); }), "lists (read only) must be writable"));
 }
 
-// Lists count as they are, except where they are the mask_mod's own and mask_mod is a window.
+// Lists are used unless they equal the mask_mod's and mask_mod is a window.
 TEST(CppInterface, BlocksOfMaskMod) {
   Small s;
   const std::vector<int32_t> none = {0}, index = {0};
@@ -231,7 +231,7 @@ TEST(CppInterface, TensorsFromDlpack) {
   EXPECT_TRUE(contains(thrown([&] { Tensor{foreign}; }), "ndim (9) must be at most 8"));
 }
 
-// Memory of another owner, as a device has it: requested when it is too small, and released.
+// Memory of another owner, such as a device. The memory is requested when it is too small, and released.
 TEST(CppInterface, WorkspaceGrowsAndIsKept) {
   std::vector<size_t> allocated;
   int alive = 0;
@@ -320,8 +320,8 @@ bool matches(const Field& field, const Member& member) {
   return member == static_cast<Member>(field);
 }
 
-// Sets one field, and expects that its member of the C struct is the only one that changes. A bound sets its bit, too.
-// field_of returns the field's address, or NULL. Returns whether the field exists.
+// Sets one field, and expects that only its member of the C struct changes. A bound sets its bit, too. field_of returns
+// the field's address, or NULL. Returns whether the field exists.
 template <class Member>
 bool check_field(Member tandem_attention_args::*member, auto field_of) {
   Attention a;
@@ -345,7 +345,7 @@ bool check_field(Member tandem_attention_args::*member, auto field_of) {
   }
 }
 
-// Every member of the list reaches its place in the C struct.
+// Every member of the list is copied to its place in the C struct.
 TEST(CppInterface, EveryFieldIsPassed) {
   std::vector<std::string> missing;
   const auto check = [&](const char* name, auto member, auto field_of) {

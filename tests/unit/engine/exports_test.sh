@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A shared library exports what it should and nothing else, under its soname.
-#   exports_test.sh <library> <nm> <objdump> <soname> <exported, a regular expression> <one of them>
+# Checks that a shared library exports only the expected names, under its soname. exports_test.sh <library> <nm>
+#   <objdump> <soname> <exported, a regular expression> <one of them>
 set -euo pipefail
 exported=$("$2" -D --defined-only "$1" | awk '{ print $3 }')
 grep -qx "$6" <<<"$exported" || { echo "$6 is not exported" >&2; exit 1; }

@@ -16,7 +16,7 @@
 
 namespace tandem::test {
 
-// Three query heads to a key head: no two of them share a tile.
+// Three query heads per key head, so that no two of them share a tile.
 inline constexpr Sizes kSmall{
     .batch = 2, .seqlen_q = 100, .seqlen_k = 200, .heads_q = 6, .heads_k = 2, .head_dim = 72, .head_dim_v = 40};
 

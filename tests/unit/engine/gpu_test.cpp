@@ -1,5 +1,5 @@
-// The host's part of calls on a GPU: compilations, kernel parameters and refusals. The device is a fake that records,
-// and the compiler a fake that counts.
+// The host's part of calls on a GPU: compilations, kernel parameters and refusals. The device is a fake that records
+// calls, and the compiler is a fake that counts compilations.
 #include <numbers>
 #include <thread>
 
@@ -82,7 +82,7 @@ TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
   EXPECT_TRUE(gpu.launched.empty());
 }
 
-// A call without the gradient of a bias does not wait for its kernel; a call with it gets both.
+// A call without the gradient of a bias does not wait for the dbias kernel. A call with it gets both kernels.
 TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   GpuCall call;
   call.dense_on_gpu(kSmall);
@@ -96,7 +96,7 @@ TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   call.args.bias = &call.bias.handle;
   const auto prepare = [&] { return tandem_prepare(context.get(), TANDEM_BACKWARD, &call.args); };
   ASSERT_EQ(prepare(), TANDEM_OK) << tandem_last_error();
-  EXPECT_EQ(gpu.loads, 2);  // and the kernels before and after it
+  EXPECT_EQ(gpu.loads, 2);  // with the kernels before and after the main kernel
 
   call.args.dbias = &call.dbias.handle;
   gpu.capturing = true;
@@ -316,7 +316,7 @@ TEST_F(GpuCalls, Float32OutAndExplicitDiagonal) {
   EXPECT_EQ(params().diagonal_offset, kFarDiagonal);
   call.indices(call.seqused_q, &tandem_attention_args::diagonal_offsets, {3, INT32_MIN});
   runs(call);
-  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // no int32 entry reaches back from there
+  EXPECT_EQ(params().diagonal_offset, int64_t{1} << 33);  // no int32 entry can reach zero from there
   EXPECT_EQ(params().diagonal_offsets, call.seqused_q.ints());
   call.args.alignment = TANDEM_BOTTOM_RIGHT;
   EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
@@ -351,7 +351,7 @@ TEST_F(GpuCalls, NoKeys) {
   EXPECT_EQ(gpu.fills.size(), 2u);
 }
 
-// "name + offset of its tensor, bytes". w: kernels may write it. u: nothing has written it yet.
+// "name + offset of its tensor, bytes". w: kernels may write it. u: it is unwritten.
 std::vector<std::string> described(const std::vector<gpu::NamedBuffer>& buffers, const void* base) {
   std::vector<std::string> texts;
   for (const gpu::NamedBuffer& b : buffers) {

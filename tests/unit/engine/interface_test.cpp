@@ -155,7 +155,7 @@ TEST(Interface, ContextOptions) {
   options = options_of(1);
   options.device = "vgpu:h300";
   refused(options, TANDEM_INVALID_ARGUMENT, "device \"vgpu:h300\" must be \"vgpu:b200\", ");
-  options.device = "cuda:1000";  // more than there are, or no driver at all
+  options.device = "cuda:1000";  // more GPUs than the machine has, or no driver
   refused(options, TANDEM_UNSUPPORTED, "device \"cuda");
   options.device = "cuda:x";
   refused(options, TANDEM_INVALID_ARGUMENT, "device \"cuda:x\" must be \"cuda\" or \"cuda:N\"");
@@ -242,7 +242,7 @@ TEST(Interface, SameBitsFromEveryContext) {
   EXPECT_GT(tasks_run, 0);
 }
 
-// One context, several calls at once, each with its own workspace.
+// One context serves several concurrent calls, each with a separate workspace.
 TEST(Interface, OneContextServesSeveralThreads) {
   const ContextPtr context = context_of(options_of(2));
   std::array<std::vector<uint64_t>, 4> bits;
@@ -361,7 +361,7 @@ TEST(Interface, StreamIsRefused) {
   EXPECT_TRUE(untouched(call));
 }
 
-// These rules are checked last, when all outputs are known, and still nothing may be written.
+// These rules are checked last, when all outputs are known, and still no byte may be written.
 TEST(Interface, RefusalWritesNothing) {
   const auto refused = [](void (*spoil)(Call&), const char* sentence) {
     Call call;

@@ -11,7 +11,7 @@ namespace {
 
 class Nvtx : public GpuCalls {
  protected:
-  // A process loads its tool when it opens its first GPU, so the tool's file stays the same.
+  // A process loads its tool when it opens its first GPU, so that all tests use the same file.
   static void SetUpTestSuite() {
     static const TemporaryFolder kept;
     file = kept.path() + "/ranges";

@@ -8,7 +8,7 @@
 
 namespace {
 
-// As in nvToolsExt.h, version 3.
+// The struct of nvToolsExt.h, version 3.
 struct Attributes {
   uint16_t version, size;
   uint32_t category;

@@ -25,7 +25,7 @@ char function_object;
 CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(&contexts[device]); }
 int current_device() { return current == context_of(1) ? 1 : 0; }
 
-// Begins every call that works in a context.
+// Begins every call that needs a context.
 CUresult begin(const char* name) {
   if (state.failing == name) return static_cast<CUresult>(state.failure);
   if (current != nullptr) return kSuccess;

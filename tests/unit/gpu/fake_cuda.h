@@ -12,7 +12,7 @@
 namespace tandem::test {
 
 struct FakeCuda {
-  // Set by tests.
+  // Set by tests:
   std::atomic<int> devices{2};
   std::atomic<int> init_result{0};
   std::atomic<int> capture_state{0};
@@ -20,7 +20,7 @@ struct FakeCuda {
   std::string failing;  // this function fails with `failure`
   int failure = 0;
 
-  // Read by tests.
+  // Read by tests:
   std::atomic<int> asked_version{0};  // argument of cuGetProcAddress_v2
   std::atomic<int> retained[2] = {0, 0};
   std::atomic<int> encoded{0};

@@ -128,7 +128,7 @@ TEST_F(RealDevice, CompilesLoadsAndLaunches) {
   EXPECT_GE(attributes.static_smem_bytes, 8);
   EXPECT_EQ(module->find("absent", 0, &kernel).code, TANDEM_DEVICE_ERROR);
 
-  // A tensor of 30 rows of 64: the second half of each row, 8 rows a block; the last two rows are beyond the end.
+  // A tensor of 30 rows of 64. Each block copies the second half of 8 rows. The last two rows are beyond the end.
   constexpr int rows = 30, columns = 64, blocks = 4;
   std::vector<float> sent(rows * columns), received(blocks * 256, NAN);
   std::vector<uint32_t> clusters(blocks);

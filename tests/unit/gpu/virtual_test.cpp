@@ -1,5 +1,5 @@
-// The virtual GPU's library: found, refused, and used only through its exports. A process keeps a loaded library, so
-// the refusals come first.
+// The virtual GPU's library: search, refusals, and use only through its exports. A process keeps a loaded library, so
+// that the refusals come first.
 #include "gpu/virtual.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-// Kernels on demand: when each one is compiled, by which process, and how often. The compiler is a fake that counts.
+// Kernels on demand: the time, the process and the number of their compilations. The compiler is a fake that counts.
 #include "jit/builder.h"
 
 #include <fcntl.h>
@@ -210,7 +210,7 @@ TEST_F(Build, ProcessesShareOneCompilation) {
   EXPECT_EQ(counted(), 1u);
   size_t files = 0;
   for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(cache)) ++files;
-  EXPECT_EQ(files, 1u);  // the entry, and neither locks nor temporary files
+  EXPECT_EQ(files, 1u);  // the entry, without locks and temporary files
 }
 
 // A worker compiles, holding the lock, until the file "go" exists.

@@ -229,7 +229,7 @@ TEST_F(DiskCache, RemovesWhatKilledProcessesLeft) {
   publish(cache, 1, "payload");
   EXPECT_FALSE(fs::exists(path + "/old.lock"));
   EXPECT_FALSE(fs::exists(path + "/old.tmp"));
-  EXPECT_TRUE(fs::exists(path + "/old.txt"));  // not ours
+  EXPECT_TRUE(fs::exists(path + "/old.txt"));  // a file of another program
   EXPECT_TRUE(fs::exists(path + "/new.lock"));
   EXPECT_TRUE(fs::exists(path + "/new.tmp"));
 }

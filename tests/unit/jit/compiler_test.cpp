@@ -58,7 +58,7 @@ TEST(Compiler, AbsentIsASentence) {
   EXPECT_TRUE(says(status, "TANDEM_NVRTC (\"/nowhere/libnvrtc.so\") must name NVRTC 12.0 or newer")) << status.message;
   EXPECT_EQ(compiler, nullptr);
 
-  // No NVRTC is that old, so the search skips every NVRTC of this machine.
+  // No NVRTC is that old, so that the search skips every NVRTC of this machine.
   if (const Status none = Compiler::open({{}, 1}, {}, &compiler); !none.ok()) {
     EXPECT_EQ(none.code, TANDEM_NO_COMPILER);
     EXPECT_TRUE(says(none, "pip install nvidia-cuda-nvrtc")) << none.message;

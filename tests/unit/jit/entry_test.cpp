@@ -1,4 +1,4 @@
-// Cache entries: a written one is read, and any other bytes are refused.
+// Cache entries: a written entry is read, and any other bytes are refused.
 #include "jit/entry.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(Entry, SizesThatContradictTheFileAreRefused) {
   EXPECT_FALSE(jit::read_head(long_description));
 }
 
-// A parser may trust the sizes in a head: random bytes, and entries with random heads, test that it does not.
+// A parser must not trust the sizes in a head: the test uses random bytes, and entries with random heads.
 TEST(Entry, Fuzz) {
   for (uint32_t seed = 0; seed < 20000; ++seed) {
     std::mt19937 random(seed);

@@ -1,6 +1,6 @@
 // libnvrtc.so as far as tests need it. Lines of a source control its compilation:
 //   //count:<file>      one byte is appended to the file
-//   //sleep_ms:<n>      compiling takes so long
+//   //sleep_ms:<n>      compiling takes n milliseconds
 //   //wait_for:<file>   compiling ends when the file exists
 //   //fail:<text>       compiling fails, with this in the log
 //   //serialised:<n>    while at most n compilations have been counted, the log reports serialised products

@@ -1,4 +1,5 @@
-// FIPS 180-4: the examples of its appendix and of NIST's test files. The division of a message must not matter.
+// FIPS 180-4: the examples of its appendix and of NIST's test files. Results must not depend on the division of a
+// message.
 #include "jit/sha256.h"
 
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@
 namespace tandem::test {
 namespace {
 
-// If a warp has all queries, only a quarter of a tile's dq is accumulated.
+// If one warp has all queries, only a quarter of a tile's dq is accumulated.
 TEST(BackwardPlan, FewQueries) {
   const auto of = [](int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, bool packed = false) {
     Problem p =
@@ -33,7 +33,7 @@ TEST(BackwardPlan, FewQueries) {
   EXPECT_FALSE(of(1, 4096, 256).short_q);
   EXPECT_FALSE(of(1, 128, 128).short_q);         // one n_block: nothing is accumulated
   EXPECT_FALSE(of(1, 4096, 128, true).short_q);  // rows may be more
-  // n_blocks of a head run one after the other without waiting, so the heads of a group must fill the GPU.
+  // n_blocks of a head run one after the other without waiting, so that the heads of a group must fill the GPU.
   const auto schedule = [](int64_t seqlen_q, int64_t heads_k) {
     Problem p = backward(dense({.batch = 16,
                                 .seqlen_q = seqlen_q,
@@ -83,7 +83,7 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
       EXPECT_LT(t.head_dim, dim + (t.two_cta ? 64 : t.two_pass() ? 64 : 16));
-      // Two CTAs have one tile of 128 x 128, so they pay off from some width on.
+      // Two CTAs have one tile of 128 x 128, so that they are faster above some width.
       const bool narrow = dim <= 128 && dim_v <= 128;
       EXPECT_LE(t.two_cta, narrow && dim > 64 && dim_v > 64) << dim << " " << dim_v;
       EXPECT_TRUE(!narrow || !narrower || t.two_cta) << dim << " " << dim_v;
@@ -110,8 +110,8 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
   }
 }
 
-// Two CTAs share an MMA if that is less work for the last CTA. Few keys are excluded, and n_blocks whose second half
-// often has no key. A limit of multiprocessors must not decide.
+// Two CTAs share an MMA if the last CTA then has less work. Problems with few keys are excluded, and n_blocks whose
+// second half often has no key. A limit of multiprocessors must not decide.
 TEST(BackwardPlan, PairsOfBlackwell) {
   const auto pairs = [](Problem p) {
     p = backward(p);
@@ -142,8 +142,8 @@ TEST(BackwardPlan, PairsOfBlackwell) {
   EXPECT_TRUE(pairs(causal));
 }
 
-// Two CTAs with separate keys exchange dS if head_dim exceeds 128 and only the device knows lengths. One CTA's
-// keys are excluded, unless batch_invariant forbids lengths to decide.
+// Two CTAs with separate keys exchange dS if head_dim exceeds 128 and only the device knows lengths. Keys that fit one
+// CTA are excluded, unless batch_invariant forbids a choice by lengths.
 TEST(BackwardPlan, PairsOfHopper) {
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .heads_q = 60, .heads_k = 60, .head_dim = 256}));
   EXPECT_FALSE(plan::make_plan(p, hopper()).backward.tile.for_hopper().cluster2());
@@ -270,8 +270,8 @@ TEST(BackwardPlan, DsChunks) {
   EXPECT_FALSE(hopper_schedule(wide(1, 64, 2, 2)).tile.ds_gmem);  // one n_block
 }
 
-// Query heads of a group run one by one, and add dk and dv in their order. Under a causal mask a tile may have two of
-// them, if tiles are short and many.
+// Query heads of a group run one by one, and add dk and dv in their order. Under a causal mask a tile may have two
+// query heads, if tiles are short and many.
 TEST(BackwardPlan, QueryHeadsOfDsChunks) {
   Problem p = wide(1, 4096, 16, 2);
   EXPECT_TRUE(hopper_schedule(p).tile.for_hopper().split_q_heads);
@@ -298,7 +298,8 @@ TEST(BackwardPlan, QueryHeadsOfDsChunks) {
   EXPECT_EQ(heads_of_tile(2 * most, 32, 2, kNoBound), 1);
 }
 
-// The fewest heads that keep all multiprocessors busy for the longest n_block run last, with n_blocks from the first.
+// The minimum number of heads that keep all multiprocessors busy for the longest n_block run last, with n_blocks from
+// the first.
 void expect_last_heads_fill(const plan::BackwardSchedule& t, int64_t heads, const gpu::Properties& device) {
   const int64_t last = heads - t.spt_heads, needed = 2 * device.sm_count / t.tile.ctas;
   EXPECT_GE(last * (t.n_blocks + 1), needed);
@@ -338,7 +339,7 @@ TEST(BackwardPlan, ShortestFirst) {
   Problem window = causal(4096, 128, 128);
   window.window_left = 100;
   EXPECT_FALSE(spt(window));
-  // batch_invariant decides without the lengths, although one query sees all keys.
+  // batch_invariant decides without the lengths, although a single query sees all keys.
   Problem one = causal(300, 4, 4);
   one.batch_invariant = true;
   EXPECT_TRUE(spt(one));
@@ -348,7 +349,7 @@ TEST(BackwardPlan, ShortestFirst) {
   EXPECT_TRUE(spt(one));
 }
 
-// On Blackwell query heads that share keys run together, so the cache must hold all their m_blocks.
+// On Blackwell query heads that share keys run together, so that the cache must hold all their m_blocks.
 TEST(BackwardPlan, ShortestFirstOnBlackwell) {
   const auto causal = [](int64_t seqlen, int64_t heads_q, int64_t heads_k, int64_t head_dim) {
     Problem p = dense({.seqlen_q = seqlen,
@@ -456,12 +457,12 @@ TEST(BackwardPlan, QSubtilesOfHopper) {
   dropped.dropout.p = 0.5;
   EXPECT_FALSE(config(dropped).q_subtiles());
   EXPECT_FALSE(config(modified(of(136, 72), "score * 2", 0, 0)).q_subtiles());
-  // One n_block has no dS in memory.
+  // One n_block needs no dS in memory.
   EXPECT_FALSE(config(backward(dense({.seqlen_q = 300, .seqlen_k = 128, .head_dim = 192}))).q_subtiles());
 }
 
-// Otherwise one warpgroup computes scores for two that accumulate, if registers suffice. Options that change scores
-// need too many.
+// Otherwise one warpgroup computes scores for two warpgroups that accumulate, if registers suffice. Options that change
+// scores need too many registers.
 TEST(BackwardPlan, RolesOfHopper) {
   const auto config = [](const Problem& p) { return plan::make_plan(p, hopper()).backward.tile.for_hopper(); };
   Problem p = backward(dense({.seqlen_q = 300, .seqlen_k = 300, .head_dim = 136, .head_dim_v = 72}));
@@ -502,7 +503,7 @@ TEST(BackwardPlan, GroupedHeadsAreSplit) {
   EXPECT_EQ(m_splits(2048, 64, 8, false), 1);  // n_blocks of one length
   EXPECT_EQ(m_splits(2048, 64, 8, true, 256), 1);
   EXPECT_EQ(m_splits(8192, 64, 8, true), 8);  // shortest first: query heads one by one
-  EXPECT_EQ(m_splits(2048, 8, 8, true), 1);   // no group
+  EXPECT_EQ(m_splits(2048, 8, 8, true), 1);   // heads without a group
 }
 
 }  // namespace

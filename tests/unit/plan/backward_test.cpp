@@ -51,13 +51,13 @@ TEST(BackwardPlan, Launches) {
   }
   EXPECT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
   EXPECT_EQ(plan.regions.back().first_writer, 1);
-  // Float32 dq and 16 bytes per row, rounded up to whole tiles.
+  // The sizes are a float32 dq and 16 bytes per row, rounded up to whole tiles.
   const size_t rows = size_t{2} * 3 * 128;
   EXPECT_LE(plan.workspace_bytes, rows * (128 * sizeof(float) + 16) + 4 * 128 + plan::kWorkspaceAlignment);
 }
 
-// If n_blocks are few, their m_blocks are split over a whole GPU, whatever the call's limit. Parts of dk and dv then
-// number at most one per multiprocessor.
+// If n_blocks are few, their m_blocks are split over a whole GPU, whatever the call's limit. dk and dv then have at
+// most one part per multiprocessor.
 TEST(BackwardPlan, FewKeysSplitTheirQueries) {
   Problem p = backward(dense({.batch = 2, .seqlen_q = 4096, .seqlen_k = 77, .heads_q = 8, .heads_k = 8}));
   const plan::Plan plan = plan::make_plan(p, hopper());
@@ -84,7 +84,7 @@ TEST(BackwardPlan, FewKeysSplitTheirQueries) {
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.m_splits, 1);
 }
 
-// dq of a query without keys must be written too, so some CTA must visit its m_block.
+// dq of a query without keys must be written too, so that some CTA must visit its m_block.
 TEST(BackwardPlan, OneNBlockStoresDqWhereItSeesEveryQuery) {
   const auto single_n_block = [](const auto& change) {
     Problem p = backward(dense({.seqlen_q = 100, .seqlen_k = 128}));
@@ -113,7 +113,7 @@ TEST(BackwardPlan, NoConversionWithoutDq) {
   EXPECT_EQ(plan::make_plan(p, hopper()).launches.size(), 2u);
 }
 
-// Each part of dbias that is no sum of other parts has a block. A call that needs only dbias launches nothing else.
+// Each part of dbias that is no sum of other parts has a block. A call that needs only dbias launches no other kernel.
 TEST(BackwardPlan, BiasGradient) {
   Problem p = backward(dense({.batch = 2, .seqlen_q = 100, .seqlen_k = 300, .heads_q = 6, .heads_k = 3}));
   p.dq = p.dk = p.dv = {};
@@ -141,7 +141,7 @@ TEST(BackwardPlan, BiasGradient) {
   }
 }
 
-// Captured tensors: a block for each of a head's blocks of keys, and sums that begin as zeros.
+// Captured tensors: one block for each block of keys of a head, and sums that begin as zeros.
 TEST(BackwardPlan, CapturedGradients) {
   for (const gpu::Properties& device : {hopper(), blackwell()}) {
     for (const int64_t dim : {8, 64, 72, 128, 192, 256}) {
@@ -172,7 +172,7 @@ TEST(BackwardPlan, CapturedGradients) {
       p.dbias = p.bias;
       expect_last(6);
       p.bias = p.dbias = {};
-      p.seqlen_q = p.total_q = 0;  // zeros, or the old values
+      p.seqlen_q = p.total_q = 0;  // with accumulation the old values, else zeros
       const plan::Plan plan = plan::make_plan(p, device);
       EXPECT_EQ(plan.launches.back().entry, plan::EntryId::postprocess_captured);
       EXPECT_EQ(plan.backward.captured_blocks, 0);
@@ -180,7 +180,8 @@ TEST(BackwardPlan, CapturedGradients) {
   }
 }
 
-// If a tile reads one element, Hopper's main kernel sums the gradients of its scores: no kernel computes them again.
+// If a tile reads one element, Hopper's main kernel sums the gradients of its scores, so that no kernel computes them
+// again.
 TEST(BackwardPlan, CapturedScores) {
   const auto captured_per_score = [](const Problem& p, const gpu::Properties& device) {
     const plan::Plan plan = plan::make_plan(p, device);

@@ -1,4 +1,4 @@
-// Every call that a GPU does not support, and the sentence of its refusal.
+// Every call that a GPU does not support, and the message of its refusal.
 #include <gtest/gtest.h>
 
 #include "plan/make_blocks.h"
@@ -15,7 +15,8 @@ void refused(const Problem& p, const std::string& beginning, const gpu::Properti
   const Status status = plan::check(p, device);
   EXPECT_EQ(status.code, TANDEM_UNSUPPORTED) << beginning;
   EXPECT_EQ(status.message.rfind(beginning, 0), 0u) << status.message;
-  EXPECT_NE(status.message.find(": "), std::string::npos) << status.message;  // the rule, then the reason and way out
+  // first the rule, then the reason or remedy
+  EXPECT_NE(status.message.find(": "), std::string::npos) << status.message;
 }
 void accepted(const Problem& p, const gpu::Properties& device = hopper()) {
   const Status status = plan::check(p, device);

@@ -67,7 +67,7 @@ TEST(PlanFloor, VisiblePairsAgainstCounting) {
   }
 }
 
-// Figures for mental arithmetic: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
+// Sizes for mental arithmetic: 132 heads of 128 queries and 128 keys give each SM one tile of 128 x 128.
 TEST(PlanFloor, OneTilePerSm) {
   plan::Plan plan;
   plan.forward.tile = Sm90ForwardConfig{.warpgroups = 2, .tile_n = 128};
@@ -110,7 +110,7 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   EXPECT_EQ(f.exp_clocks, 1024);
   // Per iteration, products read 256 KB; writes are 16 KB of dS and 32 KB of queries and dout.
   EXPECT_EQ(f.shared_clocks, 2 * (262144 + 16384 + 32768) / 128);
-  // q, k, v, out, dout and their gradients, once each, and the lse.
+  // The bytes of q, k, v, out, dout and their gradients, once each, and the lse.
   EXPECT_EQ(f.hbm_bytes, 132.0 * 128 * (8 * 128 * 2 + 4));
   EXPECT_STREQ(f.binds, "tensor core");
   // With two n_blocks, 32 KB of dq are written and read too.
@@ -120,7 +120,7 @@ TEST(PlanFloor, BackwardOfOneTilePerSm) {
   EXPECT_STREQ(of_two.binds, "shared memory");
 }
 
-// One step of 128 queries on each SM of a Blackwell: docs/design/sm100_backward.md counts the same.
+// One iteration of 128 queries on each SM of a Blackwell. docs/design/sm100_backward.md has the same count.
 TEST(PlanFloor, BackwardOfOneTilePerSmOfBlackwell) {
   const Problem p = backward(dense({.seqlen_q = 128, .seqlen_k = 128, .heads_q = 148, .heads_k = 148}));
   const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());

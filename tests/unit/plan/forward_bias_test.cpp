@@ -14,7 +14,7 @@ namespace {
 
 plan::ForwardSchedule biased_plan(const Problem& p) { return plan::make_plan(p, hopper()).forward; }
 
-// Heads that share a bias run together, as many as the L2 cache has space for. If dividing the bias by the scale would
+// Heads that share a bias run together, up to the capacity of the L2 cache. If dividing the bias by the scale would
 // overflow, scores are scaled before the exponential.
 TEST(ForwardPlan, HeadsThatShareABias) {
   Problem p = dense({.batch = 4, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 16, .heads_k = 16});
@@ -61,7 +61,7 @@ TEST(ForwardPlan, HowABiasIsCopied) {
   limited.sm_limit = 7;
   EXPECT_EQ(biased_plan(limited).grid, 7 - 7 % std::max(kShared, 1));
 
-  // One head, an odd number of heads that share it, or unequal tiles.
+  // Clusters are excluded by a single head, an odd number of heads that share the bias, or unequal tiles.
   EXPECT_EQ(ctas_of(biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 3, .heads_k = 3})), kAlone);
   EXPECT_EQ(ctas_of(causal(p)), kAlone);
   Problem of_each = p, of_heads = biased({.batch = 3, .seqlen_q = 300, .seqlen_k = 304, .heads_q = 4, .heads_k = 4});

@@ -211,10 +211,11 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   const uint32_t n_blocks = (500 + 127) / 128 * (128 / static_cast<uint32_t>(plan.forward.tile.tile_n));
   ASSERT_EQ(plan.launches.size(), 3u);
   EXPECT_EQ(plan.launches[0].entry, plan::EntryId::list_n_blocks);
-  EXPECT_EQ(plan.launches[0].grid, m_blocks);  // the heads share a list
+  EXPECT_EQ(plan.launches[0].grid, m_blocks);  // all heads share one list
   EXPECT_EQ(plan.launches[1].entry, plan::EntryId::order_tiles);
   EXPECT_EQ(plan.launches[1].grid, m_blocks);
-  // Each launch may begin before the previous one has ended, and the first one sets the counter instead of a fill.
+  // Each launch may begin before the previous launch has ended, and the first launch sets the counter instead of a
+  // fill.
   for (const plan::PlannedLaunch& launch : plan.launches) EXPECT_TRUE(launch.overlap_previous);
   EXPECT_TRUE(plan.forward.dynamic_scheduler && plan.fills.empty());
   EXPECT_EQ(plan.regions[0].first_writer, 0);
@@ -222,7 +223,7 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
   for (const plan::PlannedLaunch& launch : later.launches) EXPECT_FALSE(launch.overlap_previous);
   EXPECT_EQ(later.fills.size(), 1u);
   Problem no_keys = with_blocks(dense({.batch = 3, .seqlen_q = 1000, .seqlen_k = 0}), 128, 128);
-  EXPECT_EQ(plan::make_plan(no_keys, hopper()).fills.size(), 1u);  // its zeros
+  EXPECT_EQ(plan::make_plan(no_keys, hopper()).fills.size(), 1u);  // the fill writes zeros that replace the keys
   for (const size_t launch : {0, 1})
     EXPECT_EQ(plan::make_plan(each, hopper()).launches[launch].grid, static_cast<uint32_t>(8 * plan_of(each).m_blocks));
   EXPECT_EQ(workspace_of(all), 15u + 32u + m_blocks * (n_blocks + n_blocks + 1) * 4u + m_blocks * 4u);
@@ -234,7 +235,7 @@ TEST(ForwardPlan, BlockMasksAreListedFirst) {
       const Sm90ForwardConfig t = plan_of(with_blocks(each_of, 128, block_k)).tile.for_hopper();
       EXPECT_TRUE(plan::fits(t)) << block_k;
       EXPECT_GE(t.tile_n, plan::kLeastBlockKeys) << block_k;
-      EXPECT_TRUE(block_k > 500 || block_k % t.tile_n == 0) << block_k;  // a larger block has all keys
+      EXPECT_TRUE(block_k > 500 || block_k % t.tile_n == 0) << block_k;  // a larger block contains all keys
     }
   }
 }
@@ -289,7 +290,7 @@ TEST(ForwardPlan, OptionsReachTheTile) {
   expect_options_to_reach<Sm100ForwardConfig>([](const Problem& p) { return blackwell_tile_of(p); });
 }
 
-// A bound is dropped exactly when it hides nothing: for dense lengths, and for all lengths up to them.
+// A bound is dropped exactly if it hides nothing: for dense lengths, and for all lengths up to them.
 TEST(ForwardPlan, BoundsThatBindNothing) {
   const auto hides = [](const Problem& p, int64_t sq, int64_t sk, bool left) {
     const int64_t diagonal = p.bottom_right ? sk - sq : p.diagonal_offset;
@@ -327,7 +328,7 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
           p.window_left = bound;
           EXPECT_EQ(plan::needs_left_mask(p), hides(p, sq, sk, true))
               << sq << " " << sk << " " << bound << " " << offset;
-          p.diagonal_offsets.present = true;  // wherever it lies
+          p.diagonal_offsets.present = true;  // for any position of the diagonal
           EXPECT_TRUE(plan::needs_left_mask(p) && plan::needs_right_mask(p));
         }
       }
@@ -335,7 +336,7 @@ TEST(ForwardPlan, BoundsThatBindNothing) {
   }
 }
 
-// The limit reduces the grid and changes nothing that results depend on.
+// The limit reduces the grid, and changes no property that results depend on.
 TEST(ForwardPlan, LimitOfMultiprocessors) {
   Problem p = causal(dense({.batch = 2, .seqlen_q = 4000, .seqlen_k = 4000, .heads_q = 16, .heads_k = 16}));
   const ForwardSchedule all = plan_of(p);
@@ -421,7 +422,7 @@ TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
       needed_padded += (longest * by_padding.pack_gqa + by_padding.tile.tile_m() - 1) / by_padding.tile.tile_m();
     }
     EXPECT_GE(by_packing.m_blocks, needed);
-    EXPECT_LT(by_packing.m_blocks, needed + batch);  // and not much more
+    EXPECT_LT(by_packing.m_blocks, needed + batch);  // without much more space
     EXPECT_EQ(by_padding.m_blocks, needed_padded);
     tight += by_packing.m_blocks == needed;
     for (const Problem& p : {packed(sizes, total, 100), padded}) {
@@ -436,7 +437,7 @@ TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
 }
 
 TEST(ForwardPlan, GridAndCounter) {
-  // As many tiles as SMs, or equal ones: no counter, no workspace.
+  // With one tile per SM, or equal tiles, a plan has no counter and no workspace.
   for (const int64_t batch : {1, 132}) {
     const Problem p = causal(dense({.batch = batch, .seqlen_q = 100, .seqlen_k = 100}));
     EXPECT_EQ(plan_of(p).grid, batch);
@@ -479,7 +480,7 @@ TEST(ForwardPlan, GroupsOfHeads) {
   }
   const Problem documents =
       packed({.batch = 9, .seqlen_q = 500, .seqlen_k = 500, .heads_q = 6, .heads_k = 6}, 900, 900);
-  EXPECT_LE(plan_of(documents).l2_heads, 6);  // all sequences are in one list: units are heads
+  EXPECT_LE(plan_of(documents).l2_heads, 6);  // all sequences are in one list, which counts heads
 }
 
 // The launches of a forward, their order, and the first writers of the workspace's regions.

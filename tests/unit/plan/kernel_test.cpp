@@ -40,8 +40,8 @@ void for_all_options(Tile t, Visit&& visit) {
   }
 }
 
-// Every configuration of the table for head_dims that are multiples of 16 and of `step`, without options. With options
-// these are all configurations of a plan.
+// Every configuration of the table for head_dims that are multiples of 16 and of `step`, without options. Plans combine
+// these with options.
 std::vector<Sm90ForwardConfig> configs_of_hopper(int step) {
   std::vector<Sm90ForwardConfig> configs;
   for (const plan::Sm90TuningRow& row_of_table : plan::kSm90TuningRows) {
@@ -77,13 +77,13 @@ template <class Tile>
 size_t add_numbers(const std::vector<Tile>& configs, std::vector<uint64_t>* ids) {
   std::set<std::vector<int>> kernels;
   for (const Tile& config : configs) {
-    if (!kernels.insert(members_of(config)).second) continue;  // the tables repeat some
+    if (!kernels.insert(members_of(config)).second) continue;  // the tables repeat some configurations
     for_all_options(config, [ids](const Tile& t) { ids->push_back(plan::id_of(t)); });
   }
   return kernels.size() << 10;
 }
 
-// Every combination that a planner may choose.
+// Visits every combination that a planner may choose.
 TEST(Kernels, NumbersAreUnique) {
   std::vector<uint64_t> ids;
   const size_t kernels = add_numbers(configs_of_hopper(16), &ids) + add_numbers(configs_of_blackwell(16), &ids);
@@ -92,7 +92,7 @@ TEST(Kernels, NumbersAreUnique) {
   EXPECT_TRUE(std::ranges::adjacent_find(ids) == ids.end());
 }
 
-// A change of any one field changes number, name and source, whatever the other fields are.
+// A change of any field changes number, name and source, for any values of the other fields.
 template <class Tile>
 void expect_each_field_to_tell(const Tile& base) {
   std::set<uint64_t> ids;
@@ -130,7 +130,7 @@ TEST(Kernels, EachFieldDistinguishesThem) {
       .head_dim = 192, .head_dim_v = 64, .two_cta = true, .clc = true, .options = {.bias = Bias::element}});
 }
 
-// Names and sources take longer to write, so only some of the combinations are checked.
+// Names and sources take longer to write, so that only some of the combinations are checked.
 TEST(Kernels, NamesAndSourcesAreUnique) {
   std::set<uint64_t> ids;
   std::set<std::string> names, sources;

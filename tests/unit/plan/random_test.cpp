@@ -1,4 +1,5 @@
-// Plans random problems of every size for each GPU, and checks that the plans are consistent. Launches nothing.
+// Plans random problems of every size for each GPU, and checks that the plans are consistent. The test launches no
+// kernel.
 #include "support/random.h"
 
 #include <algorithm>
@@ -53,7 +54,7 @@ Problem random_problem(Random& r) {
   if (r.chance(0.5)) p.window_right = r.chance(0.6) ? 0 : r.between(0, kLongest);
   if (r.chance(0.3)) p.window_left = r.between(0, r.chance(0.5) ? 2000 : kLongest);
   if (p.window_left != TANDEM_UNBOUNDED && p.window_right != TANDEM_UNBOUNDED && r.chance(0.3)) {
-    const int64_t beyond = r.between(-kLongest, kLongest);  // the diagonal
+    const int64_t beyond = r.between(-kLongest, kLongest);  // the offset of the diagonal
     p.window_left += beyond, p.window_right -= beyond;
   }
   if (r.chance(0.2)) p.bottom_right = false;
@@ -130,7 +131,7 @@ TEST(RandomPlans, HoldTogether) {
       ++planned;
     }
   }
-  EXPECT_GT(planned, kProblems);  // most of both devices'
+  EXPECT_GT(planned, kProblems);  // most problems on both devices
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Calls that are valid though they look odd, and the contents of their Problem.
+// Calls that are valid although they look unusual, and the contents of their Problem.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ TEST(Accepted, NegativeStrides) {
   EXPECT_NE(call.refusal().find("overlaps"), std::string::npos) << call.refusal();
 }
 
-// Bounds near the limits of int64 are held to their sum, not to what is left of them.
+// Bounds near the limits of int64 must satisfy the rule on their sum before clamping.
 TEST(Accepted, WindowsNearTheLimits) {
   constexpr int64_t far = INT64_MAX - 1, half = int64_t{1} << 62;
   const struct {
@@ -93,7 +93,7 @@ TEST(Accepted, PackedProblem) {
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
   EXPECT_EQ(p.batch, 2);
   EXPECT_EQ(p.total_q, 5);
-  EXPECT_EQ(p.seqlen_q, 5);  // max_seqlen_q is not given: the total bounds it
+  EXPECT_EQ(p.seqlen_q, 5);  // max_seqlen_q is absent: the total bounds the length
   EXPECT_EQ(p.seqlen_k, 5);
   EXPECT_EQ(p.q.batch, 0);
   EXPECT_EQ(p.q.at(1, 4, 1), static_cast<std::byte*>(call.q.handle.data) + (4 * 32 + 8) * 4);
@@ -143,7 +143,7 @@ TEST(Accepted, Window) {
   EXPECT_EQ(keys.begin, 0);
   EXPECT_EQ(keys.end, 2);
 
-  // Causal takes the lesser bound.
+  // A causal call uses the smaller bound.
   call.args.causal = 1;
   call.args.window_right = 3;
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
@@ -152,7 +152,7 @@ TEST(Accepted, Window) {
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
   EXPECT_EQ(p.window_right, -1);
 
-  // The constant bounds nothing, with its bit or without; bounds far out are harmless.
+  // The constant means no bound, with its bit or without. Very large bounds have no effect.
   call.args.causal = 0;
   call.args.window_left = call.args.window_right = TANDEM_UNBOUNDED;
   ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
@@ -279,7 +279,7 @@ TEST(Accepted, EmptyBatchPacked) {
   EXPECT_EQ(call.refusal(), "accepted");
 }
 
-// Frameworks put anything into the stride of a dimension of size 1.
+// Frameworks store any value in the stride of a dimension of size 1.
 TEST(Accepted, StridesOfSizeOne) {
   Call call;
   call.dense();
@@ -312,9 +312,9 @@ TEST(Accepted, Layouts) {
   Call call;
   call.dense();
   call.q.set_strides({96, 8, 24, 1});    // (batch, heads, seqlen, head_dim)
-  call.out.set_strides({72, 6, 18, 1});  // also an output
+  call.out.set_strides({72, 6, 18, 1});  // outputs may have this layout, too
   call.k.set_strides({0, 16, 8, 1});     // one sequence of keys for the whole batch
-  call.v.set_strides({0, 6, 0, 1});      // and one head
+  call.v.set_strides({0, 6, 0, 1});      // and one head for all heads
   call.lse.set_strides({12, 1, 4});      // (batch, seqlen, heads)
   call.bias.set_strides({0, 0, 0, 1});
   call.seqused_k.make({5, 9, 3, 9});
@@ -371,7 +371,7 @@ TEST(Accepted, InterleavedGradients) {
   }
 }
 
-// The first three calls of the interface come before the tensors are allocated.
+// The first three functions of the interface may be called before the tensors are allocated.
 TEST(Accepted, WithoutData) {
   for (const auto base : {&Call::dense, &Call::packed, &Call::paged}) {
     Call call;
@@ -407,7 +407,7 @@ TEST(Accepted, GradientsAreOptional) {
   EXPECT_EQ(call.refusal(), "accepted");
 }
 
-// Index tensors of another device are never read: their data is no address of the host.
+// Index tensors of another device are never read, because their data is no address of the host.
 TEST(Accepted, DeviceDataIsNotRead) {
   Call call;
   call.packed();

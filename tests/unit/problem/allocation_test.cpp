@@ -1,4 +1,4 @@
-// A valid call costs no memory: make_problem() allocates for its sentences only.
+// A valid call allocates no memory: make_problem() allocates only for its messages.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// Not inlined: GCC would see one of a pair without the other, and warn.
+// Not inlined, because GCC would see one function of the pair without the other, and warn.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;
@@ -35,7 +35,7 @@ TEST(Allocation, NoneForAValidCall) {
     call.args.q = nullptr;
     const Status refused = call.make(&problem);
     EXPECT_FALSE(refused.ok());
-    EXPECT_GT(allocations, before);  // the counter counts
+    EXPECT_GT(allocations, before);  // the counter works
   }
 }
 

@@ -1,4 +1,4 @@
-// A valid call with every tensor available, for tests to spoil.
+// A valid call with every tensor available, which tests change.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace tandem::test {
 inline constexpr tandem_dtype kF64{TANDEM_FLOAT, 64, 1}, kF32{TANDEM_FLOAT, 32, 1}, kF16{TANDEM_FLOAT, 16, 1};
 inline constexpr tandem_dtype kBf16{TANDEM_BFLOAT, 16, 1}, kBool{TANDEM_BOOL, 8, 1}, kI32{TANDEM_INT, 32, 1};
 
-// A tensor of the C interface with the memory it describes. Not to be moved once its handle is in use.
+// A tensor of the C interface with its memory. The tensor must not move after its handle is in use.
 struct Held {
   tandem_tensor handle{};
   std::vector<int64_t> shape, strides;
   std::vector<uint64_t> memory;
 
-  // Compact, over fresh memory.
+  // Allocates compact memory.
   void make(std::vector<int64_t> sizes, tandem_dtype dtype);
   void make(const std::vector<int32_t>& values);
   void set_strides(std::vector<int64_t> elements);
-  // In another's memory, from this element on.
+  // Uses another tensor's memory, from this element on.
   void lie_in(const Held& other, int64_t first_element);
   int32_t* ints() { return reinterpret_cast<int32_t*>(memory.data()); }
 };
@@ -41,7 +41,7 @@ struct Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // batch 2, heads 4 and 2, head_dim 8 and 6, float32, with every option that dense calls have.
+  // Sets batch 2, heads 4 and 2, head_dim 8 and 6, float32, with every option of dense calls.
   void dense() { dense_of(3, 5); }
   void dense_of(int32_t seqlen_q, int32_t seqlen_k);
   // Sequences of 2 and 3 queries and of 3 and 4 keys, with every option that packed calls have.
@@ -53,7 +53,7 @@ struct Call {
   void drop(const tandem_tensor* tandem_attention_args::*field) { args.*field = nullptr; }
 
   Status make(Problem* problem) const { return make_problem(pass, &args, device, with_data, problem); }
-  // The sentence of the refusal, or "accepted".
+  // Returns the message of the refusal, or "accepted".
   std::string refusal() const;
 
  private:

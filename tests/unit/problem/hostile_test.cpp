@@ -1,5 +1,5 @@
-// Random calls, most of them wild: refused with a sentence, or turned into a Problem that stays in bounds. Meant for
-// the sanitizers.
+// Random calls, most of them invalid. The calls are refused with a message, or converted to a Problem that stays in
+// bounds, which sanitizers check.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -105,7 +105,7 @@ TEST(Hostile, NeverCrashes) {
     if (random.chance(0.5)) spoil(call.args, random);
     Held& index = *indices[random.between(0, 4)];
     if (index.shape.empty()) {
-    } else if (random.chance(0.3)) {  // its values; with its layout it would have to lie in memory
+    } else if (random.chance(0.3)) {  // only values change, because a layout needs memory
       index.ints()[random.between(0, index.shape[0] - 1)] = static_cast<int32_t>(wild(random));
     } else if (random.chance(0.3)) {
       spoil(index, random);

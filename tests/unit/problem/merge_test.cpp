@@ -1,4 +1,4 @@
-// Every rule of a merge, broken once, and what it accepts.
+// Every rule of a merge is broken once, and valid merges are accepted.
 #include "problem/merge.h"
 
 #include <gtest/gtest.h>

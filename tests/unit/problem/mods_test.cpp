@@ -9,7 +9,8 @@
 namespace tandem::test {
 namespace {
 
-// A valid backward with one of each: "score * c - slope[head] * float(n)", "doc[batch, q] == doc[batch, k] && on".
+// A valid backward with one modification each: "score * c - slope[head] * float(n)", "doc[batch, q] == doc[batch, k] &&
+// on".
 struct ModCall {
   Call call;
   Held slope, dslope, doc;
@@ -145,19 +146,19 @@ TEST(Mods, AreRead) {
   EXPECT_EQ(p.score_mod->values.scalars, (std::vector<double>{1.5, 3}));
   EXPECT_EQ(p.score_mod->cells, 4);
   EXPECT_EQ(p.mask_mod->cells, 0);
-  // The text is read once, its values with every call.
+  // The text is read once, but its values are read in every call.
   c.scalars[0].value = -1;
   Problem again;
   ASSERT_TRUE(c.call.make(&again).ok());
   EXPECT_EQ(p.score_mod->program, again.score_mod->program);
   EXPECT_EQ(again.score_mod->values.scalars[0], -1);
-  // A name of another type makes another program of the same text.
+  // A name of another type gives another program for the same text.
   c.scalars[0].type = TANDEM_INT;
   ASSERT_TRUE(c.call.make(&again).ok());
   EXPECT_NE(p.score_mod->program, again.score_mod->program);
 }
 
-// A forward has no gradients, and does not read the given ones.
+// A forward computes no gradients, and does not read their tensors.
 TEST(Mods, GradientsAreOfTheBackward) {
   ModCall c;
   c.call.pass = TANDEM_FORWARD;

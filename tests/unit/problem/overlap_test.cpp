@@ -1,4 +1,4 @@
-// overlap() against counting bytes.
+// Compares overlap() with a count of bytes.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -60,11 +60,11 @@ TEST(Overlap, AgreesWithCounting) {
     ASSERT_EQ(overlap(a, b), meet) << "trial " << trial;
     ASSERT_EQ(overlap(b, a), meet) << "trial " << trial;
   }
-  EXPECT_GT(shared, trials / 10);  // both answers occur
+  EXPECT_GT(shared, trials / 10);  // both results occur
   EXPECT_LT(shared, trials * 9 / 10);
 }
 
-// Views too wild to follow are taken to overlap.
+// overlap() assumes an overlap for views that are too complex.
 TEST(Overlap, GivesUpSafely) {
   Operand a, b;
   a.present = b.present = true;

@@ -1,4 +1,4 @@
-// Every rule of a call, broken once: one row breaks one rule and lists the names that the sentence must have.
+// Every rule of a call is broken once: a row breaks one rule and lists the names that the message must have.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -29,7 +29,7 @@ constexpr Base dense = &Call::dense, packed = &Call::packed, paged = &Call::page
 constexpr tandem_pass forward = TANDEM_FORWARD, backward = TANDEM_BACKWARD;
 
 const Rule rules[] = {
-    // The struct.
+    // Rules of the struct.
     {"SizeZero", dense, forward, [](Call& c) { c.args.size = 0; }, {"args.size (0) must be"}},
     {"SizeSmall", dense, forward, [](Call& c) { c.args.size -= 1; }, {"args.size (", "must be sizeof"}},
     {"SizeNegative", dense, forward, [](Call& c) { c.args.size = -8; }, {"args.size (-8) must be"}},
@@ -226,7 +226,7 @@ const Rule rules[] = {
     {"OffsetFar", dense, forward, [](Call& c) { c.q.handle.byte_offset = uint64_t{1} << 62; },
      {"q.byte_offset (4611686018427387904)", "address space"}},
 
-    // Shapes that must agree.
+    // Rules on shapes that must agree.
     {"BatchK", dense, forward, [](Call& c) { c.k.make({1, 5, 2, 8}, kF32); }, {"k.batch (1) must equal q.batch (2)"}},
     {"HeadDimK", dense, forward, [](Call& c) { c.k.make({2, 5, 2, 4}, kF32); },
      {"k.head_dim (4) must equal q.head_dim (8): q k^T contracts over head_dim; pad or slice one of them"}},
@@ -258,7 +258,7 @@ const Rule rules[] = {
     {"DkShape", dense, backward, [](Call& c) { c.dk.make({2, 5, 4, 8}, kF32); }, {"dk.heads (4) must equal k.heads (2)"}},
     {"DvShape", packed, backward, [](Call& c) { c.dv.make({5, 2, 6}, kF32); }, {"dv.total (5) must equal v.total (7)"}},
 
-    // Bias, sink, slopes.
+    // Rules of bias, sink, slopes.
     {"BiasShape", dense, forward, [](Call& c) { c.bias.make({2, 2, 3, 5}, kF32); },
      {"bias.heads (2) must be 1 or equal q.heads (4)"}},
     {"BiasBatch", dense, forward, [](Call& c) { c.bias.make({3, 1, 3, 5}, kF32); }, {"bias.batch (3)", "q.batch (2)"}},
@@ -277,7 +277,7 @@ const Rule rules[] = {
      {"alibi_slopes.heads (3) must equal q.heads (4)"}},
     {"AlibiBatch", dense, forward, [](Call& c) { c.alibi_slopes.make({1, 4}, kF32); }, {"alibi_slopes.batch (1)", "(2)"}},
 
-    // Packed calls.
+    // Rules of packed calls.
     {"CuKMissing", packed, forward, [](Call& c) { c.args.cu_seqlens_k = nullptr; }, {"cu_seqlens_k (NULL) must be given"}},
     {"CuQMissing", packed, forward,
      [](Call& c) { c.q.make({2, 3, 4, 8}, kF32), c.args.cu_seqlens_q = nullptr; },
@@ -336,7 +336,7 @@ const Rule rules[] = {
      },
      {"page_table.max_pages (2147483647) * k.page_size (4)"}},
 
-    // Shared memory.
+    // Rules of shared memory.
     {"OutIsQ", dense, forward, [](Call& c) { c.v.make({2, 5, 2, 8}, kF32), c.out.make({2, 3, 4, 8}, kF32), c.out.lie_in(c.q, 0); },
      {"out.data (byte 0 from q.data) overlaps q"}},
     {"OutInV", dense, forward, [](Call& c) { c.v.memory.resize(400), c.v.handle.data = c.v.memory.data(), c.out.lie_in(c.v, 119); },
@@ -383,7 +383,7 @@ TEST(Rules, NullArgs) {
   EXPECT_NE(status.message.find("args (NULL)"), std::string::npos) << status.message;
 }
 
-// The last member of version 0.1's struct; later bytes are not read.
+// The last member of version 0.1's struct. Later bytes must not be read.
 TEST(Rules, ShorterStruct) {
   Call call;
   call.dense();
@@ -402,7 +402,7 @@ TEST(Rules, ShorterStruct) {
   }
 }
 
-// Before modifications came.
+// A struct from before modifications.
 TEST(Rules, StructWithoutMods) {
   Call call;
   call.dense();
@@ -415,7 +415,7 @@ TEST(Rules, StructWithoutMods) {
   EXPECT_FALSE(problem.mask_mod);
 }
 
-// Before block masks came.
+// A struct from before block masks.
 TEST(Rules, StructWithoutBlocks) {
   Call call;
   call.dense();
@@ -428,7 +428,7 @@ TEST(Rules, StructWithoutBlocks) {
   EXPECT_FALSE(problem.block_mask);
 }
 
-// Rows of indices for blocks that there are, of one head or each.
+// Rows of indices must exist for all blocks, of one head or each.
 TEST(Rules, BlockShapes) {
   const auto said = [](const std::vector<int64_t>& counts, const std::vector<int64_t>& indices, int64_t block_q) {
     Call call;

@@ -1,4 +1,4 @@
-// Texts that options stand in place of, and texts that look like those.
+// Texts that equal options, and similar texts that do not.
 #include "problem/use_options.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ struct Texts {
     call.args.sink = call.args.dsink = call.args.alibi_slopes = call.args.seqused_q = call.args.seqused_k = nullptr;
   }
 
-  // Lists that equal the mask_mod, or any lists.
+  // Adds lists that equal the mask_mod, or arbitrary lists.
   void give_blocks(bool of_mask_mod) {
     blocks.make({1, 1, 1}, kI32);
     indices.make({1, 1, 1, 1}, kI32);
@@ -76,7 +76,7 @@ struct Texts {
   }
 };
 
-// The diagonal and the keys that are seen around it, or the text, or the text within these. "bottom right, -2 to 7"
+// Describes the diagonal and the visible keys around it, or the text, or the text within these. "bottom right, -2 to 7"
 // counts the keys before and after the diagonal; "none" is any number.
 std::string window_of(const Problem& p) {
   if (p.mask_mod && !p.taken.window) return "text";
@@ -113,19 +113,19 @@ TEST(UseOptions, MasksThatAreWindows) {
       {"k <= q + seqlen_k - seqlen_q", "bottom right, none to 0", "bottom right, none to 0"},
       {"seqlen_q - q <= seqlen_k - k", "bottom right, none to 0", "bottom right, none to 0"},
       {"abs(q - k + seqlen_k - seqlen_q) < 4", "bottom right, -3 to 3", "bottom right, -3 to 3"},
-      // Two diagonals, or lengths that are none: where they are numbers.
+      // Two diagonals, or lengths: recognised if they are numbers.
       {"k <= q + seqlen_k - seqlen_q && q - k < 9", "0, -8 to 20", "text within bottom right, none to 0"},
       {"q - k < seqlen_q", "0, -29 to none", "text"},
       {"k <= q + seqlen_k", "0, none to 50", "text"},
-      // More than a window.
+      // Masks that hide more than a window.
       {"q < seqlen_q && k <= q", "text within 0, none to 0", "text within 0, none to 0"},
       {"k <= q and doc[q] == doc[k]", "text within 0, none to 0", "text within 0, none to 0"},
       {"(k < 4 or q - k < 9) and k <= q", "text within 0, none to 0", "text within 0, none to 0"},
       {"abs(q - k) < 5 and (q - k) % 2 == 0", "text within 0, -4 to 4", "text within 0, -4 to 4"},
       {"abs(q) <= k", "text within 0, 0 to none", "text within 0, 0 to none"},
       {"k <= q != on", "text within 0, none to 0", "text within 0, none to 0"},
-      {"k < q and q < k and head == 0", "text", "text"},  // nothing is seen
-      // No windows.
+      {"k < q and q < k and head == 0", "text", "text"},  // no key is visible
+      // Masks that are no windows.
       {"k <= 5", "text", "text"},
       {"q < 5", "text", "text"},
       {"k <= q + doc[k]", "text", "text"},
@@ -142,12 +142,12 @@ TEST(UseOptions, MasksThatAreWindows) {
       {"k <= q + c", "text", "text"},
       {"not on or k <= q", "text", "text"},
       {"(k <= q) == on", "text", "text"},
-      // Nothing is seen, which no window expresses.
+      // No key is visible, which no window can express.
       {"false", "text", "text"},
       {"not on", "text", "text"},
       {"3 <= q - k < 3", "text", "text"},
       {"k < q and q < k", "text", "text"},
-      // Sums that leave the ints, where texts wrap around.
+      // Sums that overflow ints, where texts wrap around.
       {"q < k + most", "text", "text"},
       {"k - most - 9 <= q", "text", "text"},
   };
@@ -161,7 +161,7 @@ TEST(UseOptions, MasksThatAreWindows) {
   }
 }
 
-// A text may use each of its parts twice, and reading is bounded: 2^60 sums, and as many conditions.
+// A text may use each of its parts twice, and the number of reads is limited: here 2^60 sums, and as many conditions.
 TEST(UseOptions, TextsThatUseTheirPartsAgain) {
   std::string sums = "a0 = k - q; ", conditions = "c0 = head < 1; ";
   for (int n = 0; n < 60; ++n) {
@@ -174,7 +174,7 @@ TEST(UseOptions, TextsThatUseTheirPartsAgain) {
   EXPECT_EQ(window_of(t.read(nullptr, (conditions + "c60").c_str())), "text");
 }
 
-// Together with causal, a window and ALiBi, which measure from the call's diagonal.
+// Texts together with causal, a window and ALiBi, which measure from the call's diagonal.
 TEST(UseOptions, WindowsMeet) {
   const auto beside = [](const char* text, int32_t alignment, bool alibi, bool packed, int64_t offset = 0) {
     Texts t;
@@ -192,10 +192,10 @@ TEST(UseOptions, WindowsMeet) {
   EXPECT_EQ(beside("k <= q + 30", TANDEM_BOTTOM_RIGHT, false, false), "0, 10 to 20");
   EXPECT_EQ(beside("q - k < 9", TANDEM_EXPLICIT, false, true, 4), "0, -6 to 4");
   EXPECT_EQ(beside("k < q + seqlen_k - seqlen_q", TANDEM_BOTTOM_RIGHT, true, true), "bottom right, -10 to -1");
-  // A diagonal that is not the call's, and cannot be: of ALiBi, or of lengths that are not known.
+  // A diagonal that differs from the call's, and cannot replace it: of ALiBi, or of unknown lengths.
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, true, false), "text");
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, false, true), "text");
-  EXPECT_EQ(beside("k < q - 10", TANDEM_TOP_LEFT, false, false), "text");  // together they show nothing
+  EXPECT_EQ(beside("k < q - 10", TANDEM_TOP_LEFT, false, false), "text");  // together they hide all keys
 }
 
 TEST(UseOptions, DiagonalsOfEachSequence) {
@@ -204,13 +204,13 @@ TEST(UseOptions, DiagonalsOfEachSequence) {
   offsets.make({3, 4});
   t.call.args.alignment = TANDEM_EXPLICIT;
   t.call.args.diagonal_offsets = &offsets.handle;
-  EXPECT_EQ(window_of(t.read(nullptr, "k <= q")), "0, none to 0");  // nothing was measured from them
+  EXPECT_EQ(window_of(t.read(nullptr, "k <= q")), "0, none to 0");  // no distance was measured from the lengths
   EXPECT_FALSE(t.read(nullptr, "k <= q").diagonal_offsets);
   t.call.args.causal = 1;
   EXPECT_EQ(window_of(t.read(nullptr, "k <= q")), "text");
 }
 
-// Lists count as they are, except where the caller declares that they hide no more than the mask.
+// Lists are read, unless the caller declares that they hide no more than the mask.
 TEST(UseOptions, BlocksOfTheMask) {
   for (const bool of_mask_mod : {false, true}) {
     Texts t;
@@ -302,7 +302,7 @@ TEST(UseOptions, FollowTheTexts) {
   EXPECT_GT(taken[1], 300);
 }
 
-// A text that is a softcap, of a constant or of the call's scalar; but not with an operation between them.
+// A text equals a softcap, of a constant or of the call's scalar, but not with an operation between them.
 TEST(UseOptions, ScoresThatAreTheSoftcap) {
   const auto cap_of = [](const char* text, double c = 1, bool alibi = false, bool with_gradient = false) {
     Texts t;
@@ -327,10 +327,10 @@ TEST(UseOptions, ScoresThatAreTheSoftcap) {
   EXPECT_EQ(cap_of("c * tanh(score / c)", -2), 0);
   EXPECT_EQ(cap_of("c * tanh(score / c)", 0), 0);
   EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1, true), 0);
-  EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1, false, true), 0);  // slope wants a gradient, of zeros
+  EXPECT_EQ(cap_of("30 * tanh(score / 30)", 1, false, true), 0);  // slope needs a gradient, which is zero
 }
 
-// "slope from 0": whose slopes, and the diagonal; or the text.
+// "slope from 0": the tensor of the slopes, and the diagonal; or the text.
 std::string alibi_of(const Texts& t, const Problem& p) {
   if (p.score_mod) return "text";
   const bool each = p.alibi_slopes.data == static_cast<std::byte*>(t.each.handle.data);
@@ -362,7 +362,7 @@ TEST(UseOptions, ScoresThatAreAlibi) {
       {"score - slope[head] * (k - q)", "text", "text", "slope from 0"},
       {"score - slope[head] * (q - k - 1)", "text", "text", "text"},
       {"score - slope[head] * (q - k + 1)", "text", "slope from 1", "text"},
-      // Not ALiBi.
+      // Texts that are not ALiBi.
       {"score + slope[head] * abs(q - k)", "text", "text", "text"},
       {"slope[head] * abs(q - k) - score", "text", "text", "text"},
       {"score - slope[batch] * abs(q - k)", "text", "text", "text"},
@@ -391,13 +391,13 @@ TEST(UseOptions, ScoresThatAreAlibi) {
   }
 }
 
-// The window shows the same keys, wherever ALiBi has it measured from.
+// The window shows the same keys for any diagonal of ALiBi.
 TEST(UseOptions, AlibiMovesTheDiagonal) {
   Texts t;
   const Problem p = t.read("score - slope[head] * abs(q - k + 4)", "q - k < 9 and k <= q");
   EXPECT_EQ(window_of(p), "4, -12 to -4");
   EXPECT_EQ(used_options(p), "score_mod is ALiBi, mask_mod is a window");
-  t.call.args.causal = 1;  // at the last query and key, 20 keys further on
+  t.call.args.causal = 1;  // at the last query and key, 20 keys further
   EXPECT_EQ(window_of(t.read("score - slope[head] * abs(q - k)", nullptr)), "0, none to 20");
   t.pack();
   EXPECT_EQ(alibi_of(t, t.read("score - slope[head] * abs(q - k)", nullptr)), "text");
@@ -411,9 +411,9 @@ TEST(UseOptions, AlibiMovesTheDiagonal) {
 TEST(UseOptions, AlibiWithAnOperationBetween) {
   const char* text = "score - slope[head] * abs(q - k)";
   Texts t;
-  t.call.args.softcap = 5;  // before ALiBi, as before the text
+  t.call.args.softcap = 5;  // softcap precedes ALiBi, as it precedes the text
   EXPECT_EQ(alibi_of(t, t.read(text, nullptr)), "slope from 0");
-  t.call.args.bias = &t.call.bias.handle;  // after it
+  t.call.args.bias = &t.call.bias.handle;  // bias follows ALiBi
   EXPECT_EQ(alibi_of(t, t.read(text, nullptr)), "text");
   t.call.args.bias = nullptr;
   t.call.args.alibi_slopes = &t.call.alibi_slopes.handle;
@@ -425,7 +425,7 @@ TEST(UseOptions, AlibiWithAnOperationBetween) {
   EXPECT_EQ(alibi_of(t, t.read(text, nullptr)), "text");
 }
 
-// With lists that are read, the gradients have the option, and the forward its text.
+// With lists that kernels read, the gradients use the option, and the forward uses its text.
 TEST(UseOptions, AlibiWithLists) {
   Texts t;
   t.give_blocks(false);
@@ -433,12 +433,12 @@ TEST(UseOptions, AlibiWithLists) {
   EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "text");
   t.call.pass = TANDEM_BACKWARD;
   EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "slope from 0");
-  t.give_blocks(true);  // which are not read
+  t.give_blocks(true);  // kernels do not read these lists
   t.call.pass = TANDEM_FORWARD;
   EXPECT_EQ(alibi_of(t, t.read(text, "k <= q")), "slope from 0");
 }
 
-// One slope for all heads, as an index beyond the tensor reads the nearest.
+// One slope for all heads, because an index beyond the tensor reads the nearest element.
 TEST(UseOptions, OneSlope) {
   Texts t;
   t.slope.make({1}, kF32);

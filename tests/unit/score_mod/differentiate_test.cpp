@@ -78,7 +78,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
     for (const Derivative& derivative : gradient.captured) {
       const Node leaf = mod.graph[derivative.with_respect_to];
       Bound bound;
-      // In float64, because float32 loses the step.
+      // float64, because float32 would lose the step.
       std::vector<double> wide[5];
       const std::vector<float>* narrow[5] = {&bound.slope, &bound.table, nullptr, nullptr, &bound.temperature};
       for (size_t i : {0, 1, 4}) {
@@ -88,7 +88,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
       }
       mod.result = derivative.value;
       const double value = evaluate(mod, 0.3, kSomewhere, bound.values);
-      // The gather alone reads its element, at indices that are evaluated in the same way.
+      // A single gather reads its element, at indices that are evaluated in the same way.
       double* at = nullptr;
       double others = 0;
       if (leaf.op == Op::scalar) {
@@ -136,7 +136,7 @@ TEST(Differentiate, kinks_and_ties_are_torchs) {
   EXPECT_EQ(slope_of("clamp(score, 0, 1)", 1), 1);
   EXPECT_EQ(slope_of("clamp(score, 0, 1)", 1.5), 0);
   EXPECT_EQ(slope_of("clamp(2, 0, score)", 1.5), 1);
-  EXPECT_EQ(slope_of("clamp(2, 3, score)", 1.5), 1);  // bounds the wrong way round: the upper one holds
+  EXPECT_EQ(slope_of("clamp(2, 3, score)", 1.5), 1);  // bounds in the wrong order: the upper bound wins
   EXPECT_EQ(slope_of("clamp(2, score, 1)", 1.5), 0);
   EXPECT_EQ(slope_of("score % 2", 2), 1);
   EXPECT_EQ(slope_of("score // 2", 1), 0);

@@ -1,4 +1,4 @@
-// The meaning of expressions, and the position where a malformed one is refused.
+// The meaning of expressions, and the position of an error in a malformed expression.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"

@@ -1,4 +1,4 @@
-// Checks expressions printed as CUDA, and the properties of expressions that kernels depend on.
+// Checks expressions printed as CUDA, and their properties that kernels depend on.
 #include "score_mod/print.h"
 
 #include "base/text.h"
@@ -84,11 +84,12 @@ TEST(Print, what_rows_and_keys_hold) {
   EXPECT_EQ(of_mask("k <= q"), "0 0 1");
   EXPECT_EQ(of_mask("k <= q and doc[batch, q] == doc[batch, k]"), "1 1 3");
   EXPECT_EQ(of_mask("doc[batch, k] == 3"), "0 1 0");        // the result itself
-  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 0");        // the same for all: a row's
+  EXPECT_EQ(of_mask("doc[batch, 0] == 3"), "1 0 0");        // the same for all scores: a row's value
   EXPECT_EQ(of_mask("q // 7 == k // 7"), "1 1 1");          // divisions
   EXPECT_EQ(of_mask("doc[batch, q - k] == 3"), "0 0 102");  // neither's
   EXPECT_EQ(of_mask("k <= q and (k < 4 or q - k < 9)"), "0 0 6");
-  EXPECT_EQ(of_mask("doc[0, k] < q and doc[1, k] < q and doc[2, k] < q"), "0 2 105");  // no more than two
+  // at most two values are preloaded
+  EXPECT_EQ(of_mask("doc[0, k] < q and doc[1, k] < q and doc[2, k] < q"), "0 2 105");
   std::shared_ptr<const Program> program;
   for (const auto& [text, alike] : {std::pair{"score * slope[head]", true}, std::pair{"score + slope[q]", false},
                                     std::pair{"score + 1", true}, std::pair{"score + slope[head] * slope[q]", false}}) {

@@ -1,4 +1,4 @@
-// Random expressions and their derivatives: a tile at a time against one element at a time.
+// Random expressions and their derivatives: compares a tile at a time with one element at a time.
 #include <bit>
 #include <cmath>
 
@@ -34,7 +34,7 @@ void compare(const Mod& mod, uint64_t seed, const std::string& text) {
   every.run({n, score, head, q, k});
   only.begin(position);
   only.run({n, score, head, q, k});
-  // Values of queries stay from one tile to the next, whatever the tile between them was.
+  // Values of queries are kept from one tile to the next, for any tile between them.
   const int32_t elsewhere[n] = {};
   only.run({n, score, head, q, elsewhere, true});
   only.run({n, score, head, q, k, true});

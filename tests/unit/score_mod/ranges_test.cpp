@@ -1,5 +1,5 @@
-// Interval arithmetic against all elements of boxes. An expression's values lie in its range, and block masks can be
-// decided from ranges.
+// Compares interval arithmetic with all elements of boxes. An expression's values must be in its range, and ranges must
+// decide block masks.
 #include "score_mod/ranges.h"
 
 #include <cmath>

@@ -1,12 +1,12 @@
-// A plain program of the CUDA driver's interface: PTX, a tensor map, a launch with clusters. It runs on a GPU with its
-// driver, and without both on a virtual GPU:
+// A program that uses the CUDA driver's interface: PTX, a tensor map, a launch with clusters. The program runs on a
+// GPU, or on a virtual GPU without a driver:
 //
 //   g++ -std=c++20 column_sums.cpp -o column_sums -ldl
 //   tandem vgpu exec ./column_sums
 //   tandem vgpu exec ./column_sums --without-wait     # the same with a mistake in the kernel
 //
-// It sums the columns of a matrix. Each block sums 32 rows of a bulk copy. The second block of each cluster of two
-// passes its sums to the first one through shared memory.
+// The program sums the columns of a matrix. Each block sums 32 rows of a bulk copy. The second block of each cluster of
+// two passes its sums to the first one through shared memory.
 #include <dlfcn.h>
 
 #include <cmath>

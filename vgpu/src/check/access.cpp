@@ -98,7 +98,7 @@ bool Access::proxied(const Site& site, uint32_t lanes, int32_t time) const {
   });
 }
 
-// Ordinary stores of another block are visible here only through releases of sufficient scope.
+// Other blocks see ordinary stores only after releases of sufficient scope.
 bool Access::widely(const Site& site, uint32_t lanes, int32_t time) const {
   if (site.cta == cta_ || site.cluster != cluster_) return true;
   return std::all_of(issuers_.begin(), issuers_.begin() + issuers_count_,
@@ -135,8 +135,8 @@ bool Access::same_store(Epoch x) const {
 }
 
 // PTX ISA, "Memory Consistency Model": a read returns the value of one of the racing writes. If all of them write the
-// same value, no other result is possible. Values that depend on the input only count at the same instruction, so that
-// an input of equal numbers hides no race between different ones.
+// same value, no other result is possible. Values that depend on the input count only at the same instruction, so that
+// equal input numbers hide no race between different instructions.
 bool Access::changes_nothing(const Site& site, Epoch x) const {
   const StoredValues* const stored = instruction_ ? instruction_->stored : nullptr;
   if (!stored || x.scope() != kWeak || async_) return false;
@@ -153,13 +153,13 @@ bool Access::same_lanes(const Site& site, Epoch x) const {
          site.cluster == cluster_ && site.row == issuers_[0].warp->row;
 }
 
-// Whole warps issue a copy where the compiler is trusted to make it one.
+// Whole warps issue a copy if the compiler merges their lanes' copies into one.
 bool Access::same_copy(const Site& site) const {
   const Site& own = sites_[epoch.site()];
   return own.copy != 0 && own.copy == site.copy && own.warp == site.warp && own.cta == site.cta;
 }
 
-// The tensor core executes what one thread issues for tensor memory in its order.
+// The tensor core executes operations on tensor memory of one thread in the order of issue.
 bool Access::in_order(const Site& site) const {
   const auto pipelined = [](AsyncKind kind) {
     return kind == AsyncKind::tcgen05_mma || kind == AsyncKind::tcgen05_cp || kind == AsyncKind::tcgen05_shift;

@@ -1,4 +1,4 @@
-// One access to shadow memory: which earlier accesses happened before it, and which it conflicts with.
+// One access to shadow memory: the earlier accesses that happened before it, and its conflicts with the rest.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class Access : public Touch {
  public:
   Access(const Sites& sites, int32_t cluster, int32_t cta) : sites_(sites), cluster_(cluster), cta_(cta) {}
 
-  // Another epoch of the same instruction.
+  // Begins another epoch of the same instruction.
   void begin(Epoch x) {
     epoch = x;
     met_initialised = false;
@@ -40,13 +40,13 @@ class Access : public Touch {
   // Starts an asynchronous operation on this memory. The async proxy is ordered after writes of threads, and after
   // their reads of shared memory that it overwrites, only by a proxy fence.
   void asynchronous(AsyncKind kind, Memory memory);
-  // The lanes of one instruction may write the same bytes: one of them wins.
+  // The lanes of one instruction may write the same bytes: one lane's value remains.
   void lanes_of(const LaneAccess& access, uint32_t lanes) { instruction_ = &access, instruction_lanes_ = lanes; }
 
   void trusts_relaxed(Relaxed relaxed) { relaxed_ = relaxed; }
 
   bool is_async() const { return async_; }
-  // A load or store of tensor memory by the warp whose operation this is.
+  // True for a load or store of tensor memory by the warp of this operation.
   bool is_by_warp_of(const Site& site) const;
 
   Verdict judge(Epoch x) override;
@@ -96,11 +96,11 @@ class Access : public Touch {
   Verdict last_verdict_ = Verdict::ordered;
 };
 
-// Through the async proxy, not as threads do.
+// True if the operation accesses memory through the async proxy instead of as threads do.
 bool is_proxy(AsyncKind kind);
 // True for tcgen05 operations.
 bool on_tensor_memory(AsyncKind kind);
-// Its threads wait for it by groups: at their exit it is clear whether they did.
+// True if threads wait for the operation by groups. At their exit it is then clear whether they waited.
 inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }
 
 }  // namespace tandem::vgpu::check

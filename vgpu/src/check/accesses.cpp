@@ -1,4 +1,4 @@
-// Ordinary accesses, and knowledge that atomic accesses publish.
+// Ordinary accesses, and the knowledge that atomic accesses publish.
 #include <algorithm>
 #include <bit>
 
@@ -56,7 +56,7 @@ uint32_t Watch::access(const Actor& actor, const LaneAccess& access) {
   return bad;
 }
 
-// The bytes between the lowest and the highest address usually lie in one piece of memory.
+// The bytes between the lowest and the highest address usually lie in one allocation.
 bool Watch::all_within(const Scene& scene, const Actor& actor, const LaneAccess& access, Pattern pattern) const {
   if (access.cta) return false;
   uint64_t begin = access.address[first_of(actor.lanes)], end = begin;
@@ -96,7 +96,7 @@ uint32_t Watch::find_out_of_bounds(const Scene& scene, const Actor& actor, const
 
 namespace {
 
-// How many lanes from `first` on lie side by side, each at the end of the one before.
+// Returns the number of lanes from `first` on whose bytes are contiguous.
 int side_by_side(const LaneAccess& access, uint32_t lanes, int first) {
   int end = first + 1;
   while (end < kLanes && (lanes >> end & 1) && access.address[end] == access.address[end - 1] + access.bytes &&

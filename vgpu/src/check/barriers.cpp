@@ -81,7 +81,8 @@ CheckedMbarrier* Watch::find(CheckedCluster& cluster, BarrierId id) {
   return found == cluster.mbarriers.end() || !found->second.alive ? nullptr : &found->second;
 }
 
-// Ordinary writes that nothing orders make a barrier useless, its init above all; its own operations are atomic.
+// Unordered ordinary writes make a barrier useless, above all the write of its init. The barrier's own operations are
+// atomic.
 void Watch::use_barrier(const Scene& scene, const Actor& actor, BarrierId id, bool writes, std::string_view does) {
   CheckedBlock* const block = scene.cluster.find(id.cta);
   if (!block) return;

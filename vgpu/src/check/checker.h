@@ -1,4 +1,5 @@
-// The checker: happens-before over barriers, mbarriers, fences and proxies, for every byte that a kernel touches.
+// The checker. The checker follows the happens-before order over barriers, mbarriers, fences and proxies, for every
+// byte that a kernel accesses.
 #pragma once
 
 #include <memory>
@@ -25,7 +26,8 @@ class Checker : public Observer {
   virtual std::vector<Finding> findings() const = 0;
 };
 
-// The line of an instruction, with the calls that led there; of PTX without line information, its own. -1: "".
+// The source line of an instruction, with the calls that led there. Without line information it is the PTX line. -1:
+// "".
 std::string place_of(const Program& program, int32_t instruction);
 
 // Lines of a report: rule, kernel, source line, thread, subject, the other party, advice.

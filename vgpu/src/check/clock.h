@@ -19,18 +19,18 @@ namespace tandem::vgpu::check {
 inline constexpr int kLanes = 32;
 inline constexpr uint32_t kAllLanes = ~0u;
 
-// The lowest lane of a mask that is not empty, and the mask without it: for (m; m; m &= m - 1) first_of(m).
+// Returns the lowest lane of a nonempty mask. To iterate: for (m; m; m &= m - 1) first_of(m).
 inline int first_of(uint32_t lanes) { return std::countr_zero(lanes); }
 
 using Times = std::array<int32_t, kLanes>;
 
-// Many clocks share a row: it changes only while one alone has it.
+// Clocks share rows. A row changes only while a single clock owns it.
 struct Row {
   Times times{};
   int references = 0;
 };
 
-// Knowledge about other clusters, learnt through global memory. Clusters may share it, so it never changes.
+// Knowledge about other clusters, learnt through global memory. Clusters may share it, so that it never changes.
 using Rows = std::vector<Times>;
 using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
 using ForeignRef = std::shared_ptr<const Foreign>;               // may be null: nothing
@@ -43,7 +43,7 @@ struct Clock {
 
 using ClockRef = Ref<Clock>;  // without a clock: nothing is known
 
-// All these lanes have entries of at least time.
+// True if all these lanes have entries of at least time.
 bool knows(const ClockRef& clock, uint16_t row, uint32_t lanes, int32_t time);
 bool knows(const ClockRef& clock, int32_t cluster, uint16_t row, uint32_t lanes, int32_t time);
 
@@ -52,13 +52,13 @@ void join(ClockRef* clock, const ClockRef& other);
 void raise(ClockRef* clock, uint16_t row, uint32_t lanes, const Times& times);
 void raise(ClockRef* clock, uint16_t row, int lane, int32_t time);
 
-// The part of a clock that other clusters may learn through global memory: all entries, with its own rows under the
+// The part of a clock that other clusters may learn through global memory: all entries, with the clock's rows under the
 // name of its cluster.
 ForeignRef export_clock(const ClockRef& clock, int32_t cluster);
 void import_clock(ClockRef* clock, const ForeignRef& foreign, int32_t cluster);
 void join(ForeignRef* foreign, const ForeignRef& other);
 
-// A proxy fence orders shared memory, global memory, or both.
+// A value each for shared and for global memory, because a proxy fence orders either or both.
 template <class T>
 struct BySpace {
   T shared = {}, global = {};

@@ -20,7 +20,7 @@ inline constexpr uint32_t kReservedShared = 0x400;  // user data of the shared w
 
 inline constexpr uint32_t kTensorLanes = 128;  // tensor memory is shadowed column by column
 
-// Pages of a memory that a block has for itself, allocated where they are touched.
+// Shadow pages of a memory that belongs to one block, allocated on first access.
 class Pages {
  public:
   template <class F>
@@ -107,7 +107,7 @@ struct CheckedOperation {
   std::vector<SpanSite> parts;
 };
 
-// A warp's part of a wgmma that the other warps of its warpgroup have not all issued yet.
+// A warp's part of a wgmma that not all warps of its warpgroup have issued yet.
 struct Quarter {
   int32_t warp = 0, committed = 0;  // groups, by the warp, before
   LaneGroup share;
@@ -166,7 +166,7 @@ struct CheckedCluster {
       if (block.cta == cta) return &block;
     return nullptr;
   }
-  // Two blocks whose ranks differ in the last bit work together on tensor memory.
+  // True if two blocks, whose ranks differ in the last bit, cooperate on tensor memory.
   bool are_pair(int32_t a, int32_t b) const {
     for (size_t i = 0; i + 1 < blocks.size(); i += 2) {
       const int32_t x = blocks[i].cta, y = blocks[i + 1].cta;

@@ -7,7 +7,7 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// Limits per finding. Beyond them, addresses, warps and other lines are not counted separately.
+// Limits per finding. Further addresses, warps and lines are not counted separately.
 constexpr size_t kMaxAddresses = 4096, kMaxWarps = 4096, kMaxOthers = 8;
 
 template <class T>

@@ -1,4 +1,4 @@
-// Collects findings: one for each rule and line, with how often it was broken there.
+// Collects findings: one for each rule and line, with the number of violations there.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ namespace tandem::vgpu::check {
 
 inline constexpr uint64_t kNoAddress = ~uint64_t{0};
 
-// A rule was broken once.
+// One violation of a rule.
 struct Breach {
   Rule rule = Rule::trap;
   int32_t cta = -1, warp = -1, instruction = -1;
@@ -26,14 +26,14 @@ struct Breach {
   uint64_t address = kNoAddress;
 };
 
-// From any thread.
+// Any thread may call it.
 class Findings {
  public:
-  // most: errors, and as many by the letter. letter: whether these are wanted at all.
+  // most: the limit for errors, and also for findings by the letter. letter: whether the latter are reported.
   Findings(const Program& program, size_t most, bool letter) : program_(program), most_(most), letter_(letter) {}
 
-  // Counts the breach. True: it is the first of its rule at its line, and there is room for it. The caller then passes
-  // its sentence to add().
+  // Counts the breach. Returns true if it is the first of its rule at its line and the limit is not reached. The caller
+  // then passes its sentence to add().
   bool counts(const Breach& breach);
   void add(Finding finding);
   void add(Rule rule, Accessor party, Accessor other, std::string subject, std::string message);

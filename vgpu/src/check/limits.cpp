@@ -1,4 +1,4 @@
-// Launches that exceed the limits of the device.
+// Checks launches against the limits of the device.
 #include <algorithm>
 
 #include "base/text.h"
@@ -15,7 +15,7 @@ int64_t blocks_of_cluster(const LaunchDescription& launch, const ptx::Function& 
   return std::max(count(launch.cluster), required);
 }
 
-// The registers of a warp are given out for four warps at once, eight to a thread.
+// Registers are allocated in units of four warps, and of eight per thread.
 int64_t registers_of(const ptx::Function& function, int64_t threads) {
   return (threads + 127) / 128 * 128 * ((function.max_registers + 7) / 8 * 8);
 }

@@ -23,7 +23,7 @@ GlobalMemory::GlobalMemory(std::span<const Buffer> buffers)
 
 bool GlobalMemory::contains(uint64_t address, uint64_t bytes, bool writes) const {
   if (buffers_.empty()) return true;
-  // Buffers may overlap: a few before the last that begins early enough may reach this far too.
+  // Buffers may overlap. A few buffers before the last one that begins early enough may contain this address too.
   auto it = std::upper_bound(buffers_.begin(), buffers_.end(), address,
                              [](uint64_t a, const Buffer& buffer) { return a < begin_of(buffer); });
   while (it != buffers_.begin()) {

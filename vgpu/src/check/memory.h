@@ -1,4 +1,4 @@
-// Global memory: which buffers there are, and their shadow.
+// Global memory: its buffers and their shadow.
 #pragma once
 
 #include <array>
@@ -13,17 +13,17 @@
 
 namespace tandem::vgpu::check {
 
-// May be used by several host threads at once.
+// Several host threads may use it at once.
 class GlobalMemory {
  public:
   explicit GlobalMemory(std::span<const Buffer> buffers);
 
   // True if all of these bytes lie in one buffer. Without buffers every address is accepted.
   bool contains(uint64_t address, uint64_t bytes, bool writes) const;
-  // The buffer that contains the address, or the nearest buffer; null: no buffers.
+  // Returns the buffer that contains the address, or the nearest buffer; null: no buffers.
   const Buffer* nearest(uint64_t address) const;
 
-  // Touches many ranges, one after the other. Neighbours share a lock.
+  // Touches many ranges, one after the other. Adjacent ranges share a lock.
   class Toucher {
    public:
     Toucher(GlobalMemory* memory, PageCache* cache) : memory_(memory), cache_(cache) {}

@@ -20,7 +20,7 @@ std::string tensor_name(uint64_t lane, uint64_t column);
 // "wgmma", "bulk load".
 std::string_view name_of(AsyncKind kind);
 
-// "warp 3 lane 0", "warps 4 to 7"; with the block where it is another than `from`.
+// "warp 3 lane 0", "warps 4 to 7", with the block if it differs from `from`.
 std::string name_of(const Accessor& party, int32_t from);
 
 }  // namespace tandem::vgpu::check

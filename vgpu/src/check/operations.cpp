@@ -1,4 +1,4 @@
-// Asynchronous operations: when they are issued, what they touch, and how their completion becomes known.
+// Asynchronous operations: their issue, the memory that they access, and the events that make their completion known.
 #include <algorithm>
 
 #include "vgpu/src/check/names.h"
@@ -18,7 +18,7 @@ bool signals(AsyncKind kind) {
          kind == AsyncKind::cluster_launch;
 }
 
-// Atomic ones: of this scope.
+// Returns the scope of an atomic operation.
 int scope_of(const ptx::Instruction& source) {
   if (source.has("reduce")) return scope_code(Scope::gpu);
   return source.opcode == "red" ? scope_code(Scope::cluster) : kWeak;
@@ -94,7 +94,7 @@ bool Watch::in_bounds(const Scene& scene, const Actor& actor, AsyncKind kind, co
 
 void Watch::touch_spans(const Scene& scene, CheckedOperation* operation, std::span<const Span> spans, bool writes) {
   const Actor& actor = operation->actor;
-  // Threads that issue together, each for itself.
+  // Threads issue together, but each lane has a separate operation.
   const bool per_lane = operation->kind == AsyncKind::cp_async && (actor.lanes & (actor.lanes - 1)) != 0 &&
                         spans.size() == static_cast<size_t>(std::popcount(actor.lanes));
   if (!per_lane) {

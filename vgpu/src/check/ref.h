@@ -1,11 +1,11 @@
-// Shared ownership within a cluster. Events of one cluster never come at the same time, so counts need not be atomic.
+// Shared ownership within a cluster. Events of one cluster are never concurrent, so that counts need not be atomic.
 #pragma once
 
 #include <utility>
 
 namespace tandem::vgpu::check {
 
-// T has a member `int references = 0` and belongs to the last Ref.
+// T has a member `int references = 0`. The last Ref deletes it.
 template <class T>
 class Ref {
  public:

@@ -1,4 +1,4 @@
-// A finding for people.
+// The text of a finding for users.
 #include <cctype>
 #include <cstdlib>
 
@@ -21,7 +21,7 @@ std::string who(const Accessor& party) {
   return text;
 }
 
-// The name of a C++ kernel without its template arguments and parameters: "ns::gemm<...>".
+// Returns the name of a C++ kernel without its template arguments and parameters: "ns::gemm<...>".
 std::string short_name(const std::string& symbol) {
   if (!symbol.starts_with("_Z")) return symbol;
   std::string name;
@@ -47,7 +47,7 @@ std::string often_text(const Finding& finding) {
   return text;
 }
 
-// "block 0, warp 1, lane 0 writes" and, below it, where.
+// Returns "block 0, warp 1, lane 0 writes" and, below it, the place.
 std::string lines_of(const Program& program, const Accessor& party) {
   std::string text = who(party);
   if (!party.what.empty()) text += (text.empty() ? "" : ": ") + party.what;

@@ -1,4 +1,4 @@
-// Findings about memory, in words.
+// Texts of findings about memory.
 #include "base/text.h"
 #include "vgpu/src/check/names.h"
 #include "vgpu/src/check/watch.h"
@@ -11,7 +11,7 @@ struct ReportWords {
   std::string message;
 };
 
-// site: of the other party.
+// site: the other party's.
 ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, const Accessor& other, const Site& site,
                      const Access& access, Memory memory) {
   const std::string who = name_of(other, party.cta);

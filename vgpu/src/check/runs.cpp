@@ -1,4 +1,4 @@
-// Shadow memory of lanes side by side.
+// Shadow memory of runs: adjacent lanes with one granule.
 #include <algorithm>
 
 #include "vgpu/src/check/shadow.h"

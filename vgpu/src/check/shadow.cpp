@@ -124,7 +124,7 @@ void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
   *part = fresh;
 }
 
-// True if several stores of one constant race, and one of them is ordered before this read: the read returns the
+// True if several stores of one constant race, and one of them is ordered before this read. The read returns the
 // constant in any case.
 bool Page::reads_constant(const GranulePart& part, Touch& touch) const {
   const Others& others = others_[part.others];

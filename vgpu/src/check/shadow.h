@@ -2,9 +2,9 @@
 //
 // A page covers 4096 bytes in granules of 16, the smallest unit of asynchronous operations. A granule whose accesses
 // cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover it
-// together form a run. If plain loads and stores come by words, and each word needs one epoch only, the granule is four
-// epochs. A granule with more readers than are kept lets reads pass. Tensor memory has the same shadow: its "bytes" are
-// the 32-bit cells of a column, lane by lane.
+// together form a run. If plain loads and stores access whole words, and each word needs only one epoch, the granule is
+// four epochs. A granule with more readers than the limit is crowded: most of its reads are not checked. Tensor memory
+// has the same shadow: its "bytes" are the 32-bit cells of a column, lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace tandem::vgpu::check {
 
 inline constexpr uint32_t kPageBytes = 4096;
 
-// Atomic for all the GPU.
+// True for an atomic access of GPU scope.
 inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
 
 // An access, or the part of an asynchronous operation, that touches a page. The checker derives it, because it knows
@@ -36,9 +36,9 @@ class Touch {
     unfenced,  // ordered, but no proxy fence separates the two proxies
   };
   virtual Verdict judge(Epoch x) = 0;
-  // x is a weak store of a constant.
+  // True if x is a weak store of a constant.
   virtual bool is_constant(Epoch x) const = 0;
-  // Once for each x in a run of equal granules; at: in the page.
+  // Called once for each x in a run of equal granules. at: the position in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
   // Narrows a run to the access of one of its lanes.
   virtual void narrow(Epoch lane) = 0;
@@ -54,11 +54,11 @@ class Page {
  public:
   explicit Page(bool initialised);
 
-  // Bytes [begin, end) of the page.
+  // Touches bytes [begin, end) of the page.
   void touch(uint32_t begin, uint32_t end, Touch& touch);
 
-  // Touches a whole granule by a run, which is touch.epoch. Usually all of it is ordered, and the granule stays one
-  // part. False: nothing has changed, and each lane must touch its bytes alone.
+  // Touches a whole granule by the run touch.epoch. Usually all of it is ordered, and the granule stays one part.
+  // Returns false if nothing has changed and each lane must touch its bytes separately.
   bool touch_run(uint32_t granule, Touch& touch);
   // Merges a granule into one part again if its lanes have formed a run.
   void join(uint32_t granule);
@@ -66,12 +66,12 @@ class Page {
   // Marks whole granules within [begin, end) as uninitialised.
   void forget(uint32_t begin, uint32_t end);
 
-  // Every epoch of bytes [begin, end) that may still matter: f(epoch, at).
+  // Calls f(epoch, at) for every epoch of bytes [begin, end) that may still matter.
   template <class F>
   void for_each(uint32_t begin, uint32_t end, F&& f) const;
 
  private:
-  // Few mostly, and these are not allocated one by one.
+  // A small list of epochs that needs no allocation.
   class Epochs {
    public:
     static constexpr size_t kMax = 64;
@@ -109,7 +109,7 @@ class Page {
     std::unique_ptr<Epoch[]> more_;
   };
 
-  // Accesses since the last write, other than the first two. Shared by granules that look alike.
+  // Accesses since the last write, except the first two. Granules with equal accesses share it.
   struct Others {
     static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest is dropped, and its races
     static constexpr size_t kUntried = 4 * kMax;
@@ -151,7 +151,7 @@ class Page {
     bool is_usual() const { return kind == Kind::parts && let_by == 0; }
   };
 
-  // The parts of a granule. Words usually make four.
+  // The parts of a granule, usually four words.
   class Parts {
    public:
     size_t size() const { return size_; }
@@ -211,14 +211,15 @@ class Page {
   std::vector<uint32_t> free_several_;
 };
 
-// Pages of global memory that a cluster has been at lately: they stay where they are until the launch has ended.
+// Pages of global memory that a cluster has accessed recently. The addresses of these pages stay valid until the launch
+// has ended.
 class PageCache {
  public:
   struct PageEntry {
     uint64_t number = ~uint64_t{0};
     Page* page = nullptr;
   };
-  // The distance of buffers may be a power of two, and similar pages in them must not share a place.
+  // The distance of buffers may be a power of two. Corresponding pages in them must not share an entry.
   PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
 
  private:

@@ -23,7 +23,7 @@ struct ClockEntry {
   int32_t time = 0;
 };
 
-// For a lane: all of a site's at once.
+// In place of a lane: all lanes of a site at once.
 inline constexpr int kTogether = 32;
 
 struct Site {
@@ -44,15 +44,15 @@ struct Site {
   }
 };
 
-// The scope of an atomic access; weak ones have none.
+// The scope of an atomic access. Weak accesses have none.
 inline constexpr int kWeak = 0;
 inline constexpr int scope_code(Scope scope) { return 1 + static_cast<int>(scope); }
 
-// The smallest thing that asynchronous operations move; see shadow.h.
+// The smallest unit that asynchronous operations move; see shadow.h.
 inline constexpr uint32_t kGranule = 16;
 
-// 0: none. An epoch names a lane of its site, all of its lanes together, or a run. A run is adjacent lanes that share a
-// granule, each with the same number of bytes.
+// 0 means no epoch. An epoch names a lane of its site, all of its lanes together, or a run. A run is adjacent lanes
+// that share a granule, each with the same number of bytes.
 class Epoch {
  public:
   static constexpr int32_t kLatest = (1 << 24) - 1;  // times stay there
@@ -99,10 +99,10 @@ class Epoch {
 // received through a lock.
 class Sites {
  public:
-  // At most `most` at once; beyond, new ones share the last.
+  // most: the maximum number of sites. Further sites share the last one.
   explicit Sites(uint32_t most);
   uint32_t add();
-  // Forgets all sites but those marked.
+  // Removes all sites except the marked sites.
   void keep(const std::vector<bool>& marked);
   Site& operator[](uint32_t site) { return chunks_[site / kChunk][site % kChunk]; }
   const Site& operator[](uint32_t site) const { return chunks_[site / kChunk][site % kChunk]; }

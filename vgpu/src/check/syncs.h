@@ -1,4 +1,4 @@
-// Knowledge that atomics in global memory publish to all clusters.
+// The knowledge that atomics in global memory publish to all clusters.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@
 
 namespace tandem::vgpu::check {
 
-// May be used by several host threads at once.
+// Several host threads may use it at once.
 class GlobalSyncs {
  public:
-  // A write of this cluster publishes. A later read of the address learns it if its order and scope allow. A read of an
-  // older value learns too much, so a race may go unnoticed, but none is invented.
+  // A write of this cluster publishes. A later read of the address learns the knowledge if its order and scope allow. A
+  // read of an older value learns too much. A race may then remain unreported, but no report is wrong.
   void tell(uint64_t address, const VectorClock& published, int32_t cluster);
   void learn(uint64_t address, VectorClock* known, int32_t cluster);
 

@@ -106,7 +106,7 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Ac
   const int32_t group = done.time;
   const bool before = (past.async == AsyncKind::tcgen05_ld && group > other.tensor_fenced_loads) ||
                       (past.async == AsyncKind::tcgen05_st && group > other.tensor_fenced_stores);
-  // A barrier after the fence that publishes other things does not invalidate it.
+  // A barrier after the fence that publishes other operations does not invalidate the fence.
   const uint32_t lanes = done.lane == kTogether ? past.lanes : 1u << done.lane;
   const bool after = (scene.warp.tensor_stale & actor.lanes) != 0 &&
                      !knows(scene.warp.share_of(first_of(actor.lanes)).tensor_seen, done.row, lanes, done.time);

@@ -13,7 +13,7 @@ const LaneGroup& CheckedWarp::share_of(int lane) const {
   return shares_[0];
 }
 
-// A release publishes the thread's own accesses too.
+// Raises the published knowledge by the thread's accesses.
 void CheckedWarp::raise_own(VectorClock* published, uint32_t of) const {
   Times now;
   now.fill(time_);

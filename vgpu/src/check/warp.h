@@ -40,7 +40,7 @@ struct LaneGroup {
 // Sites of a warp by instruction and lanes. Recent sites are found without a search.
 class KnownSites {
  public:
-  // 0 of one that is new.
+  // Returns 0 for a new site.
   uint32_t& find(int32_t instruction, uint32_t lanes) {
     const uint64_t key = static_cast<uint64_t>(static_cast<uint32_t>(instruction)) << 32 | lanes;
     Slot& slot = lately_[static_cast<uint32_t>(instruction) % lately_.size()];
@@ -76,7 +76,7 @@ class CheckedWarp {
   uint8_t wgmma_lane = 0;
   Times cluster_arrivals{};
 
-  // Tensor memory. Rows of clocks, 0: none yet. Products, copies and shifts of a thread between two commits form a
+  // Tensor memory. Rows of clocks; 0: none yet. Products, copies and shifts of a thread between two commits form a
   // group, and so do loads and stores of the warp between two waits.
   uint16_t tensor_row = 0, tensor_io_row = 0;
   Times tensor_committed{};
@@ -84,8 +84,8 @@ class CheckedWarp {
   int32_t tensor_fenced_loads = 0, tensor_fenced_stores = 0;  // groups that precede a fence::before_thread_sync
   uint32_t tensor_stale = 0;                                  // lanes that need a fence::after_thread_sync
 
-  // Strong reads of global memory. Their knowledge is looked up at the warp's next event, because the read follows its
-  // event, and another host thread may write between the two.
+  // Strong reads of global memory. The warp's next event updates the knowledge of such reads, because the read
+  // follows its event. Another host thread may write between the two.
   struct Read {
     uint64_t address = 0;
     uint32_t lanes = 0;
@@ -96,43 +96,44 @@ class CheckedWarp {
   KnownSites shared_sites, global_sites;
 
   void begin(uint32_t existing);
-  // The time of the lanes' next accesses. Each release ends a time.
+  // The time of the lanes' next accesses. Each release begins a new time.
   int32_t time() const { return time_; }
 
-  // f(share, lanes of it). A share that is covered in part is split.
+  // Calls f(share, its lanes). A share that is covered in part is split.
   template <class F>
   void for_each_share(uint32_t of, F&& f);
   const LaneGroup& share_of(int lane) const;
 
   // Publishes the knowledge of these lanes together.
   VectorClock release(uint32_t of);
-  // The knowledge that a relaxed write publishes: the state at the last fence. beyond_cluster: at the last fence for
-  // the whole GPU.
+  // The knowledge that a relaxed write publishes: the state at the last fence. beyond_cluster: the state at the last
+  // fence of GPU scope.
   VectorClock release_relaxed(uint32_t of, bool beyond_cluster) const;
   // The same within the cluster, and the knowledge that a release would publish.
   VectorClock hand_over(uint32_t of);
-  // The knowledge that a release of block scope publishes to another block. It includes ordinary writes only up to the
-  // last fence.
+  // The knowledge that a release of block scope publishes to another block. The knowledge includes ordinary writes only
+  // up to the last fence.
   VectorClock release_narrow(uint32_t of);
   void acquire(uint32_t of, const VectorClock& published);
   void acquire_relaxed(uint32_t of, const VectorClock& published);
   void fence(uint32_t of, bool acquires, bool releases, bool beyond_block);
   void proxy_fence(uint32_t of, FencedSpaces spaces);
-  // tcgen05.fence::after_thread_sync: what they know of tensor memory is ordered before what they do there.
+  // tcgen05.fence::after_thread_sync: the lanes' knowledge of tensor memory is ordered before their later operations
+  // there.
   void tensor_fence(uint32_t of);
-  // From now on all of these lanes know what each of them has done.
+  // Each of these lanes then knows the events of all of them.
   void sync(uint32_t of);
-  // All of these lanes have seen an operation complete.
+  // Records that all of these lanes have seen an operation complete.
   void learn(uint32_t of, uint16_t stream, int lane, int32_t time);
 
   // True if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A thread
   // knows its own events by program order.
   bool seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  // True if it would know them if relaxed operations published everything.
+  // True if the thread would know the events if relaxed operations published everything.
   bool handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   bool proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
                int32_t time) const;
-  // The same by releases whose scope reaches here.
+  // True if the thread knows the events by releases whose scope includes this block.
   static bool widely(const LaneGroup& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
     return !share.known.wide || knows(share.known.wide, of_row, of_lanes, time);
   }

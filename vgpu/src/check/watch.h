@@ -1,5 +1,5 @@
-// The checker's parts over one state: what each event means is in blocks.cpp, accesses.cpp, operations.cpp and
-// barriers.cpp.
+// The parts of the checker that share one state. blocks.cpp, accesses.cpp, operations.cpp and barriers.cpp define the
+// meaning of each event.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace tandem::vgpu::check {
 // The first address of a span in shadow memory.
 uint64_t shadow_address(const Span& span);
 
-// How the addresses of a warp lie that are the block's own, or global.
+// The pattern of a warp's addresses in the block's shared memory or in global memory.
 enum class Pattern : uint8_t {
   any,
   same,  // all alike
@@ -78,7 +78,7 @@ class Watch : public Checker {
     CheckedBlock& block;
     CheckedWarp& warp;
   };
-  // Every event of a warp begins here: what it has read from global memory until now has taken effect.
+  // Every event of a warp begins here. First, the warp's earlier reads of global memory take effect.
   Scene enter(const Actor& actor);
   // Null: it has ended. Operations may complete later still.
   CheckedCluster* running_cluster(int32_t cta) {

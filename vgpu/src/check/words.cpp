@@ -15,7 +15,8 @@ bool takes_place_of(Epoch x, Touch& touch) {
 
 }  // namespace
 
-// Bytes of a granule that is kept by words, or a plain access to some bytes of one in parts. False: it is in parts now.
+// Handles bytes of a granule that is kept by words, or a plain access to some bytes of a granule in parts. Returns
+// false if the granule is now in parts.
 bool Page::touch_words(uint32_t granule, uint16_t bytes, Touch& touch) {
   Granule& g = granules_[granule];
   if (states_[granule].kind == Kind::parts) {
@@ -44,7 +45,7 @@ bool Page::touch_words(uint32_t granule, uint16_t bytes, Touch& touch) {
   return true;
 }
 
-// The same for a run, which makes it one part again.
+// The same for a run. Afterwards the granule is one part again.
 bool Page::touch_words_by_run(uint32_t granule, Touch& touch) {
   const Words words = granules_[granule].words;
   const Epoch run = touch.epoch;
@@ -100,7 +101,7 @@ bool Page::let_by(GranuleState* state, Touch& touch) {
   return true;
 }
 
-// Marks a granule as crowded after a read, if it has no write and no room for another reader.
+// Marks a granule as crowded after a read, if it has no write and no free entry for another reader.
 void Page::note_crowd(uint32_t granule) {
   const auto is_full = [&](const GranulePart& part) {
     if (part.others == 0) return false;

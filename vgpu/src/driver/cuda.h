@@ -1,5 +1,5 @@
-// The CUDA driver's interface as the stand-in serves it. The declarations are our own, so that a build needs no CUDA:
-// values and layouts follow cuda.h of CUDA 12 and 13.
+// The part of the CUDA driver's interface that the replacement library serves. The declarations are copied so that a
+// build needs no CUDA: values and layouts follow cuda.h of CUDA 12 and 13.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The device: how many, which, what it has; its primary context and others; the current one of a thread.
+// The device: its number, names and attributes; its primary context and other contexts; the current context of a
+// thread.
 #include <cstring>
 
 #include "vgpu/src/driver/state.h"

@@ -33,7 +33,7 @@ struct Graphs {
   std::map<const Graph*, std::shared_ptr<Graph>> graphs;
   std::map<const GraphExec*, std::shared_ptr<GraphExec>> execs;
 };
-// Guarded by the mutex of the state.
+// The mutex of the state guards it.
 Graphs& all() {
   static auto* const graphs = new Graphs;
   return *graphs;
@@ -91,7 +91,7 @@ CUresult add_node(const char* name, GraphNode** made, Graph* graph, const GraphN
   });
 }
 
-// CUDA_KERNEL_NODE_PARAMS and cudaKernelNodeParams, as far as they are alike.
+// The common members of CUDA_KERNEL_NODE_PARAMS and cudaKernelNodeParams.
 struct KernelNode {
   CudaFunction* function;
   unsigned grid[3], block[3], shared_bytes;
@@ -99,7 +99,7 @@ struct KernelNode {
 };
 static_assert(sizeof(KernelNode) == 56 && offsetof(KernelNode, parameters) == 40);
 
-// The parameters may change after the call, so the node keeps their values.
+// The parameters may change after the call, so that the node keeps their values.
 CUresult make_launch(const char* name, const KernelNode* how, Work* work) {
   return serve(name, Needs::context, [&](DriverState& state) {
     if (how == nullptr) return kInvalidValue;
@@ -236,7 +236,7 @@ CUresult submit(const char* name, void* stream, GraphNode::Type type, Work work)
     auto node = std::make_unique<GraphNode>();
     node->type = type;
     node->work = std::move(work);
-    // The order of the calls keeps every order that streams and events demand.
+    // The order of the calls satisfies every order that streams and events require.
     if (!nodes.empty()) node->after.insert(nodes.back().get());
     nodes.push_back(std::move(node));
     return kSuccess;
@@ -383,7 +383,7 @@ TANDEM_DRIVER(cuGraphExecKernelNodeSetParams_v2, (GraphExec * exec, const GraphN
     return kInvalidValue;
   });
 }
-// result: cudaGraphExecUpdateResult, and the nodes of an error. A graph with other nodes is no update.
+// result: cudaGraphExecUpdateResult, and the nodes of an error. A graph with other nodes is refused.
 TANDEM_DRIVER(cuGraphExecUpdate_v2, (GraphExec * exec, const Graph* graph, int* result)) {
   return with_exec("cuGraphExecUpdate", exec, [&](DriverState&, const auto& found) {
     return with_graph("cuGraphExecUpdate", graph, [&](Graph& from) {

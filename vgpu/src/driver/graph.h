@@ -1,4 +1,5 @@
-// Graphs of work: made node by node, or captured from streams, and executed in an order that keeps their dependencies.
+// Graphs of work, created node by node or captured from streams. The nodes are executed in an order that satisfies
+// their dependencies.
 #pragma once
 
 #include <functional>
@@ -24,7 +25,7 @@ struct Graph {
   std::vector<std::unique_ptr<GraphNode>> nodes;
 };
 
-// Streams that record work instead of executing it. They share a capture once one of them waits for an event of
+// Streams that record work instead of executing it. Two streams share a capture after one of them waits for an event of
 // another.
 struct Capture {
   std::shared_ptr<Graph> graph;
@@ -33,7 +34,7 @@ struct Capture {
   bool active = true;
 };
 
-// Adds the work to the graph that the stream captures. If the stream captures none, executes the work.
+// Adds the work to the graph that the stream captures. If the stream captures no graph, executes the work.
 CUresult submit(const char* name, void* stream, GraphNode::Type type, Work work);
 bool is_capturing(void* stream);
 

@@ -16,8 +16,8 @@ namespace {
 constexpr uint32_t kElf = 0x464c457f, kFatBinary = 0xba55ed50, kWrapper = 0x466243b1;
 constexpr uint64_t kMaxBytes = uint64_t{1} << 30;  // size limit of an entry in a fat binary
 
-// nvcc puts this wrapper next to a fat binary in the program, and cudart passes it on. Version 2: nvcc -rdc=true has
-// linked machine code only, and a list that ends with null has the fat binaries of the objects.
+// nvcc stores this wrapper next to a fat binary in the program, and cudart passes it to the driver. Version 2 (nvcc
+// -rdc=true) has only linked machine code, and a null-terminated list of the objects' fat binaries.
 struct Wrapper {
   uint32_t magic, version;
   const void* fat_binary;
@@ -83,7 +83,7 @@ bool unpack_lz4(const unsigned char* from, size_t size, std::string* text) {
   return at == whole;
 }
 
-// By the system's library: every distribution has it, and a fat binary is the only thing here that needs it.
+// Decompresses by the system's library, because every distribution has it and only fat binaries need it.
 Status unpack_zstd(const void* from, size_t size, std::string* text) {
   static void* const library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
   using Decompress = size_t(void*, size_t, const void*, size_t);
@@ -145,7 +145,7 @@ Status find_ptx(const unsigned char* image, int capability, std::string* text) {
   return text_of(chosen, best, text);
 }
 
-// Unsupported: no object has PTX for the GPU.
+// Returns TANDEM_UNSUPPORTED if no object has PTX for the GPU.
 Status link_objects(const void* const* objects, int capability, std::string* linked) {
   std::vector<std::string> texts;
   Status why = Status::unsupported("this program has no objects");

@@ -1,4 +1,4 @@
-// Functions, occupancy and launches. A launch has completed when its call returns.
+// Functions, occupancy and launches. A launch is complete when its call returns.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -213,7 +213,7 @@ CUresult launch(const char* name, const Wanted& asked, CudaFunction* function, v
     launch.args = args.data();
     const Status status = state.device().launch(launch);
     CUresult result = state.result_of_last_launch();
-    // Findings have been printed; what stopped it without one has not.
+    // Findings are printed already; errors without a finding are not.
     if (!status.ok() && status.code != TANDEM_DEVICE_ERROR) result = refuse(name, kInvalidValue, status.message);
     if (result == kSuccess) return kSuccess;
     const std::lock_guard lock(state.mutex);

@@ -1,4 +1,4 @@
-// How programs find functions at run time, and the names of errors.
+// The functions by which programs find functions at run time, and the names of errors.
 #include <dlfcn.h>
 
 #include <cstring>
@@ -67,14 +67,14 @@ void* symbol(const std::string& name) {
   return self ? dlsym(self, name.c_str()) : nullptr;
 }
 
-// The latest form of a function that a program of this version knows.
+// Returns the latest form of a function that a program of this version knows.
 void* find_function(std::string_view name, int version) {
   struct Since {
     std::string_view name;
     int version;
     const char* form;
   };
-  // Functions whose forms take other arguments.
+  // Functions whose later forms have other arguments.
   constexpr Since forms[] = {
       {"cuCtxCreate", 12050, "cuCtxCreate_v4"},
       {"cuCtxCreate", 11040, "cuCtxCreate_v3"},
@@ -104,7 +104,7 @@ TANDEM_DRIVER(cuGetErrorString, (CUresult result, const char** text)) {
   return known ? kSuccess : kInvalidValue;
 }
 
-// status: 0 found, 1 there is no such function, 2 it came later than the version.
+// status: 0: found; 1: no such function; 2: newer than the version.
 TANDEM_DRIVER(cuGetProcAddress_v2, (const char* name, void** function, int version, uint64_t, int* status)) {
   return serve("cuGetProcAddress", Needs::nothing, [&](DriverState&) {
     if (name == nullptr || function == nullptr) return kInvalidValue;

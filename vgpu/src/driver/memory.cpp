@@ -1,6 +1,5 @@
-// Memory: device memory, pinned and managed memory, copies, fills. All kinds of memory are the same here except for
-// their attributes. Addresses are the host's. Streams order nothing, so asynchronous work is executed when it is
-// submitted.
+// Memory: device memory, pinned and managed memory, copies, fills. All kinds of memory differ only in their attributes.
+// Addresses are the host's. Asynchronous work is executed when it is submitted.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -18,7 +17,7 @@ CUresult allocate(const char* name, size_t bytes, Memory::Kind kind, CUdeviceptr
     if (address == nullptr || bytes == 0) return kInvalidValue;
     void* pointer = nullptr;
     if (!state.device().allocate(bytes, &pointer).ok()) return kOutOfMemory;
-    // The host may write there, unseen: it counts as written.
+    // The host may write there without a call, so that the memory counts as written.
     if (kind != Memory::Kind::device) (void)state.device().fill(pointer, 0, bytes, nullptr);
     const std::lock_guard lock(state.mutex);
     *address = address_of(pointer);
@@ -41,7 +40,7 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
   });
 }
 
-// Refuses what begins in an allocation and ends beyond it.
+// Refuses a range that begins in an allocation and ends after it.
 CUresult copy(const char* name, void* to, const void* from, size_t bytes) {
   return serve(name, Needs::context, [&](DriverState& state) {
     if (bytes == 0) return kSuccess;
@@ -114,7 +113,7 @@ TANDEM_DRIVER(cuMemHostAlloc, (void** address, size_t bytes, unsigned)) {
   return allocate("cuMemHostAlloc", bytes, Memory::Kind::host, reinterpret_cast<CUdeviceptr*>(address));
 }
 TANDEM_DRIVER(cuMemFree_v2, (CUdeviceptr address)) { return release("cuMemFree", address, false); }
-// A captured release frees nothing: the graph may be launched again with the same address.
+// A captured release frees nothing, because the graph may be launched again with the same address.
 TANDEM_DRIVER(cuMemFreeAsync, (CUdeviceptr address, void* stream)) {
   return is_capturing(stream) ? kSuccess : release("cuMemFreeAsync", address, false);
 }
@@ -250,7 +249,7 @@ TANDEM_DRIVER(cuMemsetD2D8Async,
                 [=] { return fill("cuMemsetD2D8Async", to, pitch, value, 1, width, height); });
 }
 
-// Managed memory is everywhere.
+// Managed memory is accessible everywhere.
 TANDEM_DRIVER(cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, void*)) {
   return serve("cuMemPrefetchAsync", Needs::context, [](DriverState&) { return kSuccess; });
 }
@@ -258,7 +257,7 @@ TANDEM_DRIVER(cuMemAdvise, (CUdeviceptr, size_t, int, CUdevice)) {
   return serve("cuMemAdvise", Needs::context, [](DriverState&) { return kSuccess; });
 }
 
-// ---- pools: one, which has nothing to set ----
+// ---- pools: a single pool without settings ----
 
 namespace {
 char the_pool;
@@ -278,7 +277,7 @@ TANDEM_DRIVER(cuMemPoolTrimTo, (void*, size_t)) {
   return serve("cuMemPoolTrimTo", Needs::device, [](DriverState&) { return kSuccess; });
 }
 
-// ---- what is known of an address ----
+// ---- attributes of an address ----
 
 namespace {
 
@@ -319,7 +318,7 @@ TANDEM_DRIVER(cuPointerGetAttribute, (void* value, int attribute, CUdeviceptr ad
   });
 }
 
-// As the driver has it, an address that it does not know is no error here: its attributes are 0.
+// An unknown address is no error, as in the driver: its attributes are 0.
 TANDEM_DRIVER(cuPointerGetAttributes, (unsigned count, int* attributes, void** values, CUdeviceptr address)) {
   return serve("cuPointerGetAttributes", Needs::device, [&](DriverState& state) {
     if (attributes == nullptr || values == nullptr) return kInvalidValue;
@@ -335,7 +334,7 @@ TANDEM_DRIVER(cuPointerGetAttributes, (unsigned count, int* attributes, void** v
   });
 }
 
-// Their later forms take other arguments, which are ignored too.
+// The later forms have other arguments, which are ignored too.
 TANDEM_DRIVER_ALIAS(cuMemPrefetchAsync_v2, cuMemPrefetchAsync);
 TANDEM_DRIVER_ALIAS(cuMemAdvise_v2, cuMemAdvise);
 

@@ -1,4 +1,4 @@
-// Modules and libraries, which are the same here, their functions and variables.
+// Modules and libraries, which are equal here, their functions and variables.
 #include <algorithm>
 #include <cstring>
 #include <fstream>

@@ -23,7 +23,7 @@ namespace tandem::vgpu::driver {
 
 struct CudaModule;
 
-// Limits of an SM, and the system's share of each block's shared memory. They are the same on all models.
+// Limits of an SM, and the system's share of each block's shared memory. The limits are the same on all models.
 inline constexpr int kThreadsPerSm = 2048, kBlocksPerSm = 32, kReservedSharedBytes = machine::kReservedShared;
 
 inline bool is_error(const Finding& finding) { return grade_of(finding.rule) == Grade::error; }
@@ -59,7 +59,7 @@ struct Stream {
   std::shared_ptr<Capture> capture = {};  // null: work is executed when it is submitted
 };
 
-// Memory that a program was given.
+// Memory that a program has allocated or registered.
 struct Memory {
   enum class Kind : uint8_t { device, host, managed };
   Kind kind = Kind::device;
@@ -78,13 +78,13 @@ class DriverState {
   // The process's; made at the first call, never destroyed.
   static DriverState& get();
 
-  // cuInit. Prints once why there is no device.
+  // Implements cuInit. Prints once why no device is available.
   CUresult initialise();
   bool is_initialised() const { return device_ != nullptr; }
   gpu::Device& device() { return *device_; }
   const Model& model() const { return *model_; }
 
-  // Guards the members below. It is not held while a kernel runs.
+  // Guards the members below. The mutex is not locked while a kernel runs.
   std::recursive_mutex mutex;
   CudaContext primary;
   int primary_users = 0;
@@ -117,16 +117,16 @@ class DriverState {
 std::vector<CudaContext*>& context_stack();
 CudaContext* current_context();
 
-// "tandem vgpu: cuMemAlloc_v2: <sentence>" on standard error.
+// Prints "tandem vgpu: cuMemAlloc_v2: <sentence>" to standard error.
 void say(const char* function, const std::string& sentence);
-// The same, and what the function returns.
+// Prints the same, and returns the function's result.
 CUresult refuse(const char* function, CUresult result, const std::string& sentence);
 // Converts a device's status: out of memory, or `otherwise`.
 CUresult result_of(const char* function, const Status& status, CUresult otherwise = kInvalidValue);
 
 enum class Needs : uint8_t { nothing, device, context };
 
-// Every function of the interface: refuses what comes too early, and lets no exception out.
+// Wraps every function of the interface: refuses calls before cuInit, and catches exceptions.
 template <class Body>
 CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
   try {
@@ -147,7 +147,7 @@ CUresult serve(const char* name, Needs needs, Body&& body) noexcept {
 
 // A function that the library exports.
 #define TANDEM_DRIVER(name, parameters) extern "C" [[gnu::visibility("default")]] CUresult name parameters
-// The same under the name that code compiled for a default stream per thread uses: streams have nothing to order here.
+// The same under the name for code compiled with a default stream per thread. Streams order nothing here.
 #define TANDEM_DRIVER_ALIAS(alias, name)                                                   \
   __asm__(".globl " #alias "\n.type " #alias ", @function\n.set " #alias ", " #name "\n"); \
   static_assert(true)

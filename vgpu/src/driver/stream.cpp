@@ -1,4 +1,4 @@
-// Streams and events. Work is executed when it is submitted, so every order that a program demands is kept.
+// Streams and events. Work is executed when it is submitted, which satisfies every order that a program requires.
 #include <chrono>
 
 #include "vgpu/src/driver/state.h"
@@ -43,7 +43,7 @@ const Capture* capture_of(const DriverState& state, const Stream* stream) {
   return state.streams.contains(stream) ? stream->capture.get() : nullptr;
 }
 
-// A stream that captures has nothing that could be waited for.
+// A stream that captures has no work to wait for.
 auto done_unless_capturing(const Stream* stream) {
   return [stream](DriverState& state) { return capture_of(state, stream) ? kStreamCaptureUnsupported : kSuccess; };
 }

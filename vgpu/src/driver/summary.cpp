@@ -40,7 +40,7 @@ void Summary::refused(const char* function) {
   say(function, "the virtual GPU does not serve this function of the driver: it returns CUDA_ERROR_NOT_SUPPORTED");
 }
 
-// For `tandem vgpu exec`: the numbers in a file that it has made for them.
+// For `tandem vgpu exec`: writes the numbers to the file that it has created for them.
 void Summary::finish() {
   const std::lock_guard lock(DriverState::get().mutex);
   std::fprintf(stderr, "tandem vgpu: vgpu:%s: %s, %s, %s%s\n", model_.c_str(),

@@ -1,4 +1,4 @@
-// Output of the virtual driver: each new finding as `tandem vgpu check` prints it, on standard error, and a summary
+// Output of the virtual driver: each new finding on standard error, as `tandem vgpu check` prints it, and a summary
 // line at the program's exit.
 #pragma once
 

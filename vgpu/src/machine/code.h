@@ -12,7 +12,7 @@
 
 namespace tandem::vgpu::machine {
 
-// Registers that hold something when a thread begins.
+// Registers with a value when a thread begins.
 enum class Special : uint8_t {
   constant,        // value
   shared_address,  // value is an offset, to which the block's rank is added
@@ -76,7 +76,7 @@ struct ModuleMemory {
 };
 std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>& module);
 
-// Operands of an op that may be unwritten registers, by number among these registers.
+// Operands of an op that may be unwritten registers, by their numbers in Code::may_be_unwritten.
 struct RegisterUse {
   std::vector<int32_t> reads, sums, writes;  // sums: read where the op adds to them (Detail::adds_if)
   int32_t guard = -1;
@@ -102,7 +102,8 @@ struct Code {
   int32_t parameter_bytes = 0;
   std::vector<int32_t> parameter_offsets;
   bool uses_wgmma = false, uses_tcgen05 = false;
-  // A cooperative grid's workspace: cooperative groups keep its size in the first word and a barrier in the second.
+  // The workspace of a cooperative grid. cooperative groups keep its size in the first word and a barrier in the
+  // second.
   static constexpr size_t kWorkspaceBytes = 64;
   std::unique_ptr<std::byte[]> workspace;  // null: no instruction reads its address
   bool uses_cp_async_arrive = false;       // cp.async.mbarrier.arrive

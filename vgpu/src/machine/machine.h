@@ -1,4 +1,4 @@
-// Runs a kernel: PTX decoded into a program, executed warp by warp on the CPU.
+// Runs a kernel: PTX is decoded to a program, which the CPU executes warp by warp.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ enum class Completion : uint8_t { early, late, random };
 struct Schedule {
   uint64_t seed = 0;  // order of warps, random completion; 0: round robin
   Completion completion = Completion::early;
-  // The n-th of a list that begins early, late and goes on at random.
+  // Returns the n-th schedule. The first two complete operations early and late; later ones are random.
   static Schedule nth(int n);
   std::string text() const;  // "3": what --schedule takes to repeat it
 };
@@ -31,9 +31,9 @@ struct RunOptions {
   Schedule schedule;
   int32_t threads = 0;            // host threads; 0: all cores
   uint64_t max_instructions = 0;  // limit of warp instructions per block; 0: none
-  // Seeds the order in which clusters begin, and how many of them a host thread interleaves. It decides which block
-  // receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only when
-  // earlier ones end or wait for it.
+  // Seeds the order in which clusters begin, and how many of them a host thread interleaves. The seed decides which
+  // block receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only
+  // when earlier ones end or wait for it.
   uint64_t placement = 0;
 };
 
@@ -50,13 +50,14 @@ struct Buffer {
 class Program {
  public:
   virtual ~Program() = default;
-  // module stays alive as long as the program. Refuses, by name and line, what it cannot execute on this model.
+  // The module stays alive as long as the program. Refuses PTX that it cannot execute on this model, with name and
+  // line.
   static Status decode(std::shared_ptr<const ptx::Module> module, std::string_view entry, const Model& model,
                        std::unique_ptr<const Program>* program);
 
   virtual const ptx::Module& module() const = 0;
   virtual const ptx::Function& function() const = 0;
-  // The PTX instruction that a decoded instruction comes from, for names and lines.
+  // The PTX instruction of a decoded instruction, for names and lines.
   virtual const ptx::Instruction& source(int32_t instruction) const = 0;
   virtual int32_t parameter_bytes() const = 0;
   virtual int32_t parameter_offset(int index) const = 0;  // offset of a parameter in the parameter block
@@ -75,7 +76,7 @@ struct LaunchDescription {
 
 // Runs the grid to its end. observer: may be null. A fatal finding (deadlock, trap, an access outside every window)
 // ends the run, and the status holds its sentence. The observer receives the machine's other findings. Without the
-// buffers of an observer (Checker) a wild address crashes the process.
+// buffers of an observer (Checker) an invalid address crashes the process.
 Status run(const LaunchDescription& launch, const Model& model, const RunOptions& options, Observer* observer);
 
 }  // namespace tandem::vgpu

@@ -54,7 +54,7 @@ std::string_view trimmed(std::string_view text) {
   return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) - begin + 1);
 }
 
-// Removes and returns the text before the first such character.
+// Removes and returns the text before the first `end`.
 std::string_view take_until(char end, std::string_view* text) {
   const size_t at = std::min(text->find(end), text->size());
   const std::string_view part = text->substr(0, at);
@@ -86,7 +86,7 @@ class Reader {
   }
 
  private:
-  // The numbers, then what is none.
+  // The keys of numbers, then the remaining keys.
   static constexpr std::string_view kOthers[] = {"chip", "compute_capability", "decodes"};
   static constexpr size_t kKeys = std::size(kNumbers) + std::size(kOthers);
   static std::string_view key(size_t n) {

@@ -1,8 +1,8 @@
-// Decoded PTX instructions: ops of a cache line each, which the dispatch loop executes in order.
+// Decoded PTX instructions. An op fills a cache line; the dispatch loop executes ops in order.
 //
 // A warp's registers are one block of memory, and an operand is a byte offset into it. A register is a row of 32 lanes
 // of 4, 8 or 16 bytes; the rest of a narrower value is zero. A predicate is a word, one bit per lane. Constants and
-// special registers are rows too, filled in when the block begins.
+// special registers are also rows, filled in when the block begins.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ enum class Step : uint8_t {
   end,    // the run is over
 };
 
-// Row functions know nothing but their rows: f of float rows (units/numbers.h), r of any.
+// Row functions access only their rows: F types are on float rows (units/numbers.h), R types on any rows.
 using F1 = void (*)(const float*, float*);
 using F2 = void (*)(const float*, const float*, float*);
 using F3 = void (*)(const float*, const float*, const float*, float*);
@@ -74,16 +74,16 @@ enum class Hold : uint8_t { none, mma, tmem_load };
 struct Detail {
   virtual ~Detail() = default;
   std::vector<int32_t> in, out;
-  // Registers that the operation uses after the op, until an op that releases them. Registers of products are held from
-  // the next commit on.
+  // Registers that the operation uses after the op, until an op that releases them. Registers of products are held
+  // after the next commit.
   std::vector<int32_t> held;
   Hold holds = Hold::none, releases = Hold::none;
   bool commits = false;
-  // Ops that it may go on with, other than the next one; and whether it never goes on with that.
+  // Ops that may follow instead of the next op, and whether the next op never follows.
   std::vector<int32_t> targets;
   bool ends = false;
   bool traps = false;  // it ends the kernel
-  // Index in `in` of a predicate: where it is false, registers that are both in and out are only written. -1: none.
+  // Index in `in` of a predicate. If it is false, registers that are both in and out are only written. -1: none.
   int32_t adds_if = -1;
   bool answers = false, ignored = false;  // out[0] is the result of a wait, which is unused
 };

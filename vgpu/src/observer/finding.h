@@ -20,7 +20,7 @@ enum class Rule : uint8_t {
   misaligned,
   uninitialised,  // reads memory that nothing has written
   wrong_space,    // an address outside every window
-  // Registers and warps.
+  // Rules of registers and warps.
   pending_register,    // a register of an outstanding matrix product is used
   pending_load,        // tcgen05.ld's result is read before its wait
   divergent_aligned,   // .aligned or warpgroup-wide, but threads are missing
@@ -37,7 +37,7 @@ enum class Rule : uint8_t {
   ignored_wait,        // a try_wait or test_wait whose result is unused
   missing_init_fence,  // the init of a signalled barrier may be invisible
   deadlock,
-  // Asynchronous operations.
+  // Rules of asynchronous operations.
   missing_wgmma_fence,
   late_wgmma_write,    // registers written after the wgmma.fence
   invalid_descriptor,  // fields out of range, unsupported layouts
@@ -48,14 +48,14 @@ enum class Rule : uint8_t {
   unstarted_peer,   // accesses a block that may not have begun
   unwaited_commit,  // an earlier commit than the awaited one may still arrive
   unwaited_store,   // exit while a bulk store may read shared memory
-  // Tensor memory.
+  // Rules of tensor memory.
   tmem_unallocated,
   tmem_quadrant,  // a warp outside its 32 lanes
   tmem_leak,
   mixed_cta_group,
   missing_tcgen05_fence,
   pending_store,  // accesses cells of the warp's own outstanding tcgen05.st
-  // The launch.
+  // Rules of the launch.
   device_limit,  // exceeds a limit of the device
   trap,
   count
@@ -63,7 +63,7 @@ enum class Rule : uint8_t {
 std::string_view name_of(Rule rule);    // "data-race"
 std::string_view advice_of(Rule rule);  // one sentence: the remedy
 
-// How much a finding weighs.
+// The severity of a finding.
 enum class Grade : uint8_t {
   error,      // an allowed schedule gives another result, or hangs
   spec_only,  // not promised by PTX, but true on all known hardware
@@ -79,7 +79,7 @@ struct Accessor {
   std::string what = {};     // "wgmma reads", "thread writes"
 };
 
-// Repetitions at one line are one finding. The first is described in full.
+// Repetitions at one line are one finding, which describes the first one.
 struct Finding {
   Rule rule = Rule::trap;
   Accessor party;

@@ -1,4 +1,4 @@
-// Events of a running kernel for observers: the checker, the trace. They come in the order of execution. Host threads
+// Events of a running kernel for observers: the checker, the trace. Events come in the order of execution. Host threads
 // may execute blocks of different clusters at once, so calls about one cluster are never concurrent, but calls about
 // different clusters may be.
 #pragma once
@@ -22,11 +22,11 @@ enum class Memory : uint8_t { global, shared, local, tensor };  // parameters an
 enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
 enum class Scope : uint8_t { cta, cluster, gpu, system };
 
-// The memory whose accesses a proxy fence orders. A block's own shared memory and its cluster's are not distinguished.
+// The memory whose accesses a proxy fence orders. A block's shared memory and its cluster's are not distinguished.
 enum class FencedSpaces : uint8_t { all, shared, global };
 
-// Bytes somewhere. global: a host address. shared: an offset in the shared window of block `cta`. tensor: lane << 16 |
-// column in block `cta`'s tensor memory, bytes = 4 * columns, of `rows` lanes from that one on.
+// A range of bytes. global: a host address. shared: an offset in the shared window of block `cta`. tensor: lane << 16 |
+// column in block `cta`'s tensor memory, bytes = 4 * columns, over `rows` lanes.
 struct Span {
   Memory memory = Memory::global;
   int32_t cta = 0;
@@ -41,14 +41,14 @@ struct Span {
 class StoredValues {
  public:
   virtual ~StoredValues() = default;
-  // Memory holds these bytes already, so that the store changes nothing. Only for lanes whose address is valid.
+  // True if memory already holds these bytes, so that the store changes nothing. Only for lanes whose address is valid.
   virtual bool change_nothing(int lane) const = 0;
-  // The program stores the same constant whenever it executes the instruction.
+  // True if the program stores the same constant whenever it executes the instruction.
   virtual bool are_constant() const = 0;
 };
 
 // An ordinary access of a warp. Lane i of the actor's mask accesses `bytes` bytes at address[i] of memory. Shared
-// memory is block cta[i]'s, or the actor's own if cta is null.
+// memory is block cta[i]'s, or the actor's block's if cta is null.
 struct LaneAccess {
   Memory memory = Memory::global;
   bool reads = false, writes = false;
@@ -86,23 +86,22 @@ class Observer {
  public:
   virtual ~Observer() = default;
 
-  // Blocks.
-  // shared_bytes: of its shared window, what the system reserves in it included.
+  // Blocks. shared_bytes: the size of its shared window, including the part that the system reserves.
   virtual void block_begins(int32_t /*cta*/, int32_t /*cluster*/, int32_t /*threads*/, uint32_t /*shared_bytes*/) {}
   virtual void block_ends(int32_t /*cta*/) {}
   virtual void exits(const Actor&) {}
 
-  // Instructions, before each is executed: for traces, off for the checker (wants_instructions).
+  // Called before each instruction is executed. The checker turns it off; traces use it (wants_instructions).
   virtual bool wants_instructions() const { return false; }
   virtual void executes(const Actor&) {}
 
-  // Ordinary memory, before the access. Returns the lanes that must not access, because there is no memory; they read
-  // 0.
+  // Called before an access to ordinary memory. Returns the lanes that must not access, because the memory does not
+  // exist; they read 0.
   virtual uint32_t access(const Actor&, const LaneAccess&) { return 0; }
 
   // Asynchronous operations access memory between issue and completion. `lanes` of the actor are the issuing threads. A
   // wgmma has an event with the same id for each of its four warps, and the last one names all reads. Returns false if
-  // no data may move, because there is no memory; the operation still completes.
+  // the memory does not exist. No data moves then, but the operation still completes.
   virtual bool async_issues(const Actor&, AsyncKind, AsyncId, std::span<const Span> /*reads*/,
                             std::span<const Span> /*writes*/) {
     return true;
@@ -114,7 +113,7 @@ class Observer {
   // reads are known to be complete (cp.async.bulk.wait_group.read).
   virtual void group_commits(const Actor&, AsyncKind) {}
   virtual void group_waits(const Actor&, AsyncKind, uint32_t /*pending*/, bool /*read_only*/) {}
-  // tcgen05.commit: all earlier mma, cp, shift of this thread complete before that barrier's phase does.
+  // tcgen05.commit: all earlier mma, cp and shift operations of this thread complete before that barrier's phase does.
   virtual void tcgen05_commits(const Actor&, std::span<const BarrierId>) {}
   virtual void tcgen05_waits(const Actor&, bool /*loads*/, bool /*stores*/) {}
   virtual void tcgen05_fence(const Actor&, bool /*before*/) {}
@@ -122,9 +121,8 @@ class Observer {
   virtual void tmem_allocates(const Actor&, uint32_t /*column*/, uint32_t /*columns*/, int32_t /*peer*/) {}
   virtual void tmem_frees(const Actor&, uint32_t /*column*/, uint32_t /*columns*/) {}
 
-  // Barriers. pass: the wait has returned.
-  // Named ones: bar.sync and bar.arrive arrive. All have arrived: the next arrival is of the next generation. bar.sync
-  // passes: every arrival of its generation came before.
+  // Barriers. pass: the wait has returned. Named barriers: bar.sync and bar.arrive arrive. After all have arrived, the
+  // next arrival belongs to the next generation. When bar.sync passes, all arrivals of its generation have happened.
   virtual void named_arrives(const Actor&, uint32_t /*barrier*/) {}
   virtual void named_completes(int32_t /*cta*/, uint32_t /*barrier*/) {}
   virtual void named_passes(const Actor&, uint32_t /*barrier*/) {}
@@ -142,7 +140,7 @@ class Observer {
   virtual void proxy_fence(const Actor&, FencedSpaces) {}  // generic <-> async
   virtual void wgmma_fence(const Actor&) {}
 
-  // Findings of the machine itself: deadlock, misuse of barriers, divergence, pending registers.
+  // Findings of the machine: deadlock, misuse of barriers, divergence, pending registers.
   virtual void finds(Finding) {}
 };
 

@@ -1,4 +1,4 @@
-// Names and advice.
+// The names of rules, and advice.
 #include <array>
 
 #include "vgpu/src/observer/finding.h"
@@ -11,7 +11,7 @@ struct About {
   Grade grade = Grade::error;
 };
 
-// In the order of Rule.
+// The order of Rule.
 constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
     {"data-race", "Order the two accesses by a barrier, an mbarrier, or a release and an acquire of these threads."},
     {"relaxed-hand-over", "Make the arrival (or the store) a release and the wait (or the load) an acquire.",

@@ -139,7 +139,8 @@ class Body {
     lexer_.expect(';');
   }
 
-  // "prototype_0: .callprototype (.param .b32 _) _ (.param .b64 _);": the callee's own parameters repeat it.
+  // "prototype_0: .callprototype (.param .b32 _) _ (.param .b64 _);" is skipped, because the callee's parameters repeat
+  // it.
   void read_prototype(const Token& name) {
     declare(name, Entity::Kind::prototype, 0);
     while (!lexer_.accept(';')) {
@@ -148,7 +149,7 @@ class Body {
     }
   }
 
-  // "@!%p1 bra L;" from after the '@'.
+  // Reads "@!%p1 bra L;" after the '@'.
   void read_guarded() {
     const bool negated = lexer_.accept('!');
     const Token name = lexer_.expect(Token::Kind::word, "a predicate register");
@@ -243,7 +244,7 @@ class Body {
     return vector_of_targets(Operand::Kind::function, entity, name.line);
   }
 
-  // "(a, b)", "()" or nothing.
+  // Reads "(a, b)", "()" or nothing.
   Operand read_list() {
     Operand list;
     list.kind = Operand::Kind::vector;

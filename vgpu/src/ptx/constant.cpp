@@ -39,7 +39,7 @@ bool digits(std::string_view text, int base, T* value) {
   return error == std::errc() && stopped == end;
 }
 
-// 0f or 0d and all digits of the bits.
+// Reads 0f or 0d and all digits of the bits.
 bool hex_real(std::string_view text, Constant* constant) {
   if (text.size() < 2 || text[0] != '0') return false;
   const char letter = static_cast<char>(text[1] | 0x20);
@@ -67,7 +67,7 @@ bool whole(std::string_view text, Constant* constant) {
     text.remove_prefix(base == 8 ? 1 : 2);
   }
   if (!digits(text, base, &constant->bits)) return false;
-  // As in C: what does not fit the signed type is unsigned.
+  // As in C, a value beyond the signed type is unsigned.
   constant->kind = has_suffix || constant->bits >> 63 ? Kind::unsigned_integer : Kind::signed_integer;
   return true;
 }
@@ -76,7 +76,7 @@ class Expression {
  public:
   explicit Expression(Lexer& lexer) : lexer_(lexer) {}
 
-  // Operators that bind at least as tightly as this.
+  // Reads operators that bind at least as tightly as this precedence.
   Constant read(int precedence) {
     const Nesting nesting(*this);
     Constant left = read_factor();
@@ -154,7 +154,7 @@ class Expression {
       case '!': return integer(value.bits == 0);
       default: break;
     }
-    // -9223372036854775808 is the least of the signed numbers.
+    // -9223372036854775808 is the smallest signed number.
     if (sign == '-' && value.bits == uint64_t{1} << 63) value.kind = Kind::signed_integer;
     return value;
   }

@@ -1,4 +1,4 @@
-// Constants and constant expressions: 8, 0xFF00U, -1, 4*8, 0f3F800000. Within the parser only.
+// Constants and constant expressions: 8, 0xFF00U, -1, 4*8, 0f3F800000. Only the parser uses this header.
 #pragma once
 
 #include "vgpu/src/ptx/lexer.h"
@@ -16,9 +16,9 @@ struct Constant {
 // True if the next token can begin a constant.
 bool at_constant(const Lexer& lexer);
 Constant read_constant(Lexer& lexer);
-// The next tokens "+4", "-4*2+1", ... if there are any: what is to be added to the address before them.
+// Reads the next tokens "+4", "-4*2+1", ... if present: the offset of the address before them.
 uint64_t read_offset(Lexer& lexer);
-// A number in [least, most]; `what` for the refusal: "threads of a block".
+// Reads a number in [least, most]. `what` names it in a refusal: "threads of a block".
 int64_t read_count(Lexer& lexer, const char* what, int64_t least, int64_t most);
 
 }  // namespace tandem::vgpu::ptx

@@ -16,7 +16,7 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-// Takes words and numbers off the front of a line.
+// Consumes words and numbers from the front of a line.
 class Line {
  public:
   explicit Line(std::string_view text) : text_(text) {}
@@ -59,7 +59,7 @@ void each_line(std::string_view text, Use&& use) {
   }
 }
 
-// The strings of section .debug_str: where each label points, and the bytes.
+// The strings of section .debug_str: the position of each label, and the bytes.
 struct Strings {
   std::map<std::string_view, size_t> labels;
   std::string bytes;
@@ -90,8 +90,8 @@ std::string demangled(const std::string& name) {
   return text ? text.get() : name;
 }
 
-// "void Softmax::step<64>(float (&) [64], float) const" -> "Softmax::step"; a lambda is called after what it is in:
-// "compute::lambda".
+// "void Softmax::step<64>(float (&) [64], float) const" -> "Softmax::step". A lambda is named after the function that
+// contains it: "compute::lambda".
 std::string without_arguments(std::string_view full) {
   constexpr std::string_view kConst = " const";
   std::string name;
@@ -125,7 +125,7 @@ class Reader {
     });
   }
 
-  // Position after the .loc of the preceding line.
+  // Returns the position after the .loc of the preceding line.
   int32_t inlining_before(int32_t ptx_line) const {
     const auto after = std::ranges::upper_bound(places_, ptx_line, {}, &std::pair<int32_t, int32_t>::first);
     return after == places_.begin() ? -1 : std::prev(after)->second;
@@ -161,7 +161,7 @@ class Reader {
     places_.emplace_back(number, inlining);
   }
 
-  // The call is in code whose own .loc came before.
+  // Adds a call from code whose .loc came earlier.
   int32_t add(const std::string& function, const Position& call) {
     const auto outer = last_.find(call);
     const auto key = std::tuple(function, call, outer == last_.end() ? -1 : outer->second);

@@ -8,17 +8,17 @@ namespace tandem::vgpu::ptx {
 
 class Labels {
  public:
-  // An operand that is to get its target: a part of it, or all (-1).
+  // An operand whose target is not known yet: a part of it, or all (-1).
   struct Use {
     NameId label = -1;
     int32_t instruction = -1, operand = -1, part = -1;
   };
 
   void open() { scopes_.push_back({placed_.size(), uses_.size()}); }
-  // Gives the uses in the innermost scope whose labels are in it their targets; others wait for the scope around it.
+  // Resolves the uses of labels in the innermost scope. Other uses are kept for the enclosing scope.
   void close(std::vector<Instruction>& instructions);
 
-  // In the innermost scope; false: it has one of that name.
+  // Places a label in the innermost scope. Returns false if the scope has a label of that name.
   bool place(NameId label, int32_t target);
   void use(const Use& use) { uses_.push_back(use); }
   const std::vector<Use>& unresolved() const { return uses_; }

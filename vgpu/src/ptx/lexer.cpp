@@ -5,7 +5,7 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-// kWord: may follow the first character of a word.
+// kWord: the character may follow the first character of a word.
 constexpr uint8_t kWord = 1, kWordStart = 2, kDigit = 4, kAlphanumeric = 8, kSpace = 16;
 
 constexpr std::array<uint8_t, 256> make_classes() {
@@ -84,7 +84,7 @@ void Lexer::skip_block() {
   next_ = scan();
 }
 
-// A // comment, and lines that name the origin of text: "# 1 "file"", "@@DWARF .byte ...".
+// True at a // comment, and at lines that name the origin of text: "# 1 "file"", "@@DWARF .byte ...".
 bool Lexer::at_line_comment() const {
   const std::string_view rest{at_, static_cast<size_t>(end_ - at_)};
   return rest.starts_with("//") || rest.starts_with("@@DWARF") || rest.starts_with("# ") || rest.starts_with("#line ");
@@ -146,7 +146,7 @@ Token Lexer::scan() {
 
 void Lexer::skip_number() {
   const char* start = at_;
-  // 0x, 0b, 0f, 0d: an 'e' is a digit there, and no sign follows it.
+  // After 0x, 0b, 0f and 0d, 'e' is a digit, and no sign follows it.
   const bool has_prefix = *start == '0' && end_ - start >= 2 && is(start[1], kWordStart) && (start[1] | 0x20) != 'e';
   for (; at_ < end_; ++at_) {
     const bool sign = (*at_ == '+' || *at_ == '-') && !has_prefix && (at_[-1] | 0x20) == 'e';

@@ -1,4 +1,4 @@
-// PTX text as a row of tokens, each with its line. Within the parser only.
+// Splits PTX text into tokens, each with its line. Only the parser uses this header.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tandem::vgpu::ptx {
 
-// How the parser leaves: thrown at the place, caught by parse().
+// The exception of the parser. parse() catches it.
 struct Refusal {
   Status status;
 };
@@ -42,10 +42,10 @@ class Lexer {
   const Token& peek() const { return next_; }
   Token take();
 
-  // The next token if it is this one.
+  // Consumes the next token if it is this one.
   bool accept(char mark);
   bool accept(std::string_view dotted);
-  // The next token, which must be so; `what` is for the refusal: "expected a name".
+  // Requires the next token. `what` names it in a refusal: "expected a name".
   void expect(char mark);
   Token expect(Token::Kind kind, const char* what);
   [[noreturn]] void unexpected(const std::string& wanted) const;

@@ -132,7 +132,7 @@ class Scanner {
   size_t at_ = 0;
 };
 
-// Replaces whole names, outside of strings.
+// Replaces whole names outside of strings.
 std::string rename(std::string_view text, const std::map<std::string, std::string, std::less<>>& names) {
   std::string renamed;
   for (size_t at = 0; at < text.size();) {
@@ -146,14 +146,14 @@ std::string rename(std::string_view text, const std::map<std::string, std::strin
     const auto found = names.find(word);
     renamed += found == names.end() ? word : found->second;
     at = end;
-    // .global and the like are no names.
+    // .global and similar words are no names.
     if (word == ".")
       while (at < text.size() && continues_name(text[at])) renamed += text[at++];
   }
   return renamed;
 }
 
-// Files are numbered in each text. The numbers of a later text follow the earlier ones.
+// Each text numbers its files. The numbers of a later text follow the numbers of earlier texts.
 std::string renumber_files(const std::string& text, int first) {
   std::string renumbered = text;
   for (const std::string_view word : {".file", ".loc", "inlined_at"}) {
@@ -201,7 +201,7 @@ void rename_locals(Units* units) {
   }
 }
 
-// Names that are defined, and the statements that define them.
+// Finds the defined names, and the statements that define them.
 Status find_definitions(const Units& units, std::map<std::string, const Statement*>* definitions) {
   for (const auto& unit : units) {
     for (const Statement& s : unit) {

@@ -12,7 +12,7 @@ struct TypeFacts {
   const char* name;
 };
 
-// In the order of Type.
+// The order of Type.
 constexpr TypeFacts kTypes[] = {
     {Type::none, 0, ""},           {Type::pred, 1, "pred"},      {Type::b8, 8, "b8"},
     {Type::b16, 16, "b16"},        {Type::b32, 32, "b32"},       {Type::b64, 64, "b64"},

@@ -1,4 +1,4 @@
-// A PTX module as its text defines it: names are resolved, nothing is interpreted. machine/ defines the meaning of
+// A PTX module in the form of its text: names are resolved, but nothing is interpreted. machine/ defines the meaning of
 // instructions.
 #pragma once
 
@@ -17,7 +17,7 @@ struct Location {
   int32_t inlining = -1;  // index of Module::inlinings: the inlined call
 };
 
-// A call that the compiler put the callee's code in the place of.
+// A call that the compiler replaced by the callee's code.
 struct Inlining {
   std::string function;         // the callee, "Softmax::step"; "": unknown
   int32_t file = -1, line = 0;  // line of the call
@@ -148,7 +148,7 @@ struct Function {
   std::vector<RegisterName> registers;  // registers in use, in order of their first appearance
   std::vector<Instruction> instructions;
 
-  // Performance and launch directives; 0: not given.
+  // Performance and launch directives; 0: absent.
   int32_t max_threads[3] = {0, 0, 0}, required_threads[3] = {0, 0, 0}, required_cluster[3] = {0, 0, 0};
   int32_t max_registers = 0, min_ctas = 0, max_cluster_rank = 0;
   bool explicit_cluster = false;

@@ -8,7 +8,7 @@ namespace tandem::vgpu::ptx {
 
 NameTable::NameTable(size_t expected) : slots_(std::bit_ceil(2 * expected + 16), -1) {}
 
-// The position of the name, or the position where it belongs.
+// Returns the position of the name, or the position where it must be inserted.
 size_t NameTable::slot_of(std::string_view name) const {
   constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15;
   uint64_t hash = name.size();

@@ -1,4 +1,4 @@
-// The meaning of a name in the scope where it is read. Only the parser uses this header.
+// The meaning of a name in the scope that reads it. Only the parser uses this header.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class NameTable {
   std::vector<std::string_view> names_;
 };
 
-// Scopes within each other: the module, a function's parameters, its body, { } blocks. `.reg .b32 %r<100>` declares a
-// hundred names, of which those alone that are used take room and get a register.
+// Nested scopes: the module, a function's parameters, its body, { } blocks. `.reg .b32 %r<100>` declares a hundred
+// names. Only used names are stored and numbered.
 class Names {
  public:
   explicit Names(std::string_view text);
@@ -47,7 +47,7 @@ class Names {
   void close();
   int32_t depth() const { return static_cast<int32_t>(scopes_.size()) - 1; }
 
-  // Into the innermost scope; false: it has that name already.
+  // Declares a name in the innermost scope. Returns false if the scope has a declaration of that name.
   bool declare(std::string_view name, Entity::Kind kind, int32_t index);
   bool declare_register(std::string_view name, Type type);
   bool declare_registers(std::string_view prefix, Type type, int64_t count);

@@ -192,7 +192,7 @@ void ModuleReader::read_function(bool is_entry) {
   module_.functions[index] = std::move(function);
 }
 
-// The index of its place in the module, which a prototype before it may have taken.
+// Returns the index of the function in the module, which an earlier prototype may have defined.
 int32_t ModuleReader::place_of_function(const Token& name, bool is_entry) {
   const auto next = static_cast<int32_t>(module_.functions.size());
   if (names_.declare(name.text, Entity::Kind::function, next)) {
@@ -254,7 +254,7 @@ void ModuleReader::read_function_directives(Function& function) {
   }
 }
 
-// "384, 1, 1": what is left out is 1.
+// Reads "384, 1, 1". Omitted dimensions are 1.
 void ModuleReader::read_dimensions(int32_t (&dimensions)[3]) {
   for (int32_t& n : dimensions) n = 1;
   dimensions[0] = read_positive("the first dimension");
@@ -270,7 +270,7 @@ void ModuleReader::name_files() {
   }
 }
 
-// Calls a function by its own name.
+// Replaces aliases by the functions' names.
 void ModuleReader::follow_aliases() {
   const auto follow = [&](auto& self, std::vector<Operand>& operands) -> void {
     for (Operand& operand : operands) {
@@ -286,7 +286,7 @@ void ModuleReader::follow_aliases() {
   }
 }
 
-// Puts the module's variables before each function's own.
+// Puts the module's variables before each function's variables.
 void ModuleReader::share_variables() {
   int64_t bytes = 0;
   for (const Symbol& v : module_.variables) bytes += static_cast<int64_t>(sizeof v + v.name.size() + v.initial.size());

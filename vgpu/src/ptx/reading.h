@@ -9,7 +9,7 @@
 
 namespace tandem::vgpu::ptx {
 
-// Few texts mean much more memory than they have bytes ("[100000000] = {{1}, {2}}"): what these may take in all.
+// A limit of the memory that short texts may define ("[100000000] = {{1}, {2}}").
 class Budget {
  public:
   explicit Budget(size_t text_bytes) : left_((int64_t{64} << 20) + 64 * static_cast<int64_t>(text_bytes)) {}
@@ -33,10 +33,10 @@ struct Reading {
   Budget budget;
 };
 
-// "[%rd1+16]", "{%r1, %r2}", "%p1|%p2", "0f3F800000". Names are resolved at the place of the text.
+// Reads "[%rd1+16]", "{%r1, %r2}", "%p1|%p2", "0f3F800000". Names are resolved in the current scope.
 Operand read_operand(Reading& reading);
 
-// The variables of one declaration: ".global .align 16 .f32" and then names with their sizes and initial values.
+// The variables of one declaration: ".global .align 16 .f32", followed by names with their sizes and initial values.
 struct VariableType {
   Space space = Space::generic;
   Type type = Type::none;
@@ -51,11 +51,11 @@ struct Variable {
   Symbol symbol;
 };
 Variable read_variable(Reading& reading, const VariableType& type, bool is_extern);
-// ".reg .b32 %r<10>, x;"
+// Reads ".reg .b32 %r<10>, x;".
 void read_registers(Reading& reading);
 
-// A function's body, "{ ... }". function has its name and parameters; its own symbols are
-// numbered from first_symbol on. Location::file is the number that .file and .loc have.
+// A function's body, "{ ... }". function has its name and parameters; its symbols are numbered from first_symbol on.
+// Location::file is the number that .file and .loc have.
 void read_body(Reading& reading, int32_t first_symbol, Function* function);
 
 }  // namespace tandem::vgpu::ptx

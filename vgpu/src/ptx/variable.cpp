@@ -14,7 +14,7 @@ constexpr size_t kMaxDimensions = 16;
 // The values of an array, row by row: {{1, 2}, {3, 4}}. Omitted values are zero.
 class InitialValues {
  public:
-  // dimensions: the first may be 0, for as many as there are values.
+  // dimensions: the first may be 0; it then equals the number of values.
   InitialValues(Reading& reading, const std::vector<int64_t>& dimensions, Symbol* symbol)
       : reading_(reading), lexer_(reading.lexer), dimensions_(dimensions), symbol_(symbol) {}
 
@@ -28,7 +28,7 @@ class InitialValues {
   }
 
  private:
-  // Elements from `first` on, of as many dimensions as are left.
+  // Reads elements from `first` on, of the remaining dimensions.
   int64_t read_row(size_t dimension, int64_t first) {
     const int32_t line = lexer_.peek().line;
     lexer_.expect('{');
@@ -68,7 +68,7 @@ class InitialValues {
     for (size_t i = 0; i < bytes && i < 8; ++i) initial[at + i] = static_cast<std::byte>(value >> (8 * i));
   }
 
-  // "x+8", "generic(x)+8": the two are the same, as the variables that have initial values keep their addresses.
+  // Reads "x+8" or "generic(x)+8". Both forms are equal, because variables with initial values have generic addresses.
   AddressValue read_address(int64_t at) {
     Token name = lexer_.expect(Token::Kind::word, "a number");
     if (name.text == "generic" && lexer_.accept('(')) {
@@ -86,7 +86,7 @@ class InitialValues {
     return {at, entity.index, read_offset(lexer_)};
   }
 
-  // As the variable's type has them.
+  // Returns the value in the variable's type.
   uint64_t bits(int32_t line, const Constant& value) const {
     const bool is_f32 = symbol_->type == Type::f32, is_f64 = symbol_->type == Type::f64;
     const bool is_integer = symbol_->type < Type::f16;
@@ -110,7 +110,7 @@ class InitialValues {
   Symbol* symbol_;
 };
 
-// "[4][8]", "[]": the first may be 0.
+// Reads "[4][8]" or "[]". The first dimension may be 0.
 std::vector<int64_t> read_dimensions(Lexer& lexer) {
   std::vector<int64_t> dimensions;
   while (lexer.peek().is('[')) {
@@ -138,7 +138,7 @@ void skip_pointer(Lexer& lexer) {
   if (lexer.accept("align")) read_alignment(lexer);
 }
 
-// ".attribute(.managed)": memory that the host sees too, as all of it is here. ".unified(1, 2)" names it for others.
+// Skips ".attribute(.managed)", because the host can access all memory, and ".unified(1, 2)".
 void skip_attribute(Lexer& lexer) {
   lexer.expect('(');
   do {

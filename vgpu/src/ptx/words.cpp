@@ -7,7 +7,7 @@
 namespace tandem::vgpu::ptx {
 namespace {
 
-// All sorted.
+// All tables are sorted.
 constexpr std::string_view kOpcodes[] = {
     "abs",          "activemask",    "add",       "addc",       "alloca",
     "and",          "applypriority", "atom",      "bar",        "barrier",
@@ -70,7 +70,7 @@ constexpr std::string_view kScalars[] = {"%aggr_smem_size",
 
 static_assert(std::ranges::is_sorted(kOpcodes) && std::ranges::is_sorted(kVectors) && std::ranges::is_sorted(kScalars));
 
-// %envreg7: a name and a number below `count`, and what must follow it.
+// True for %envreg7 and similar: a name and a number below `count`, then the required suffix.
 bool is_numbered(std::string_view word, std::string_view name, int count, std::string_view tail = {}) {
   if (!word.starts_with(name) || !word.ends_with(tail)) return false;
   word.remove_prefix(name.size());
@@ -85,7 +85,7 @@ bool is_numbered(std::string_view word, std::string_view name, int count, std::s
 }  // namespace
 
 bool is_opcode(std::string_view word) {
-  // It runs for every instruction, so it compares only words with the same beginning.
+  // This runs for every instruction, so that it compares only words with the same first character.
   if (word.empty()) return false;
   const auto same_letter = std::ranges::equal_range(kOpcodes, word[0], {}, [](std::string_view o) { return o[0]; });
   return std::ranges::find(same_letter, word) != same_letter.end();

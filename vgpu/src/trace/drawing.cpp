@@ -50,7 +50,7 @@ class Drawing {
     }
   }
 
-  // Runs of instructions of the same name, and the waits between them.
+  // Draws runs of instructions of the same name, and the waits between them.
   void draw_warp(size_t number, const TracedWarp& warp) {
     const int32_t row = rows_[number];
     int64_t step = 0;

@@ -1,4 +1,4 @@
-// From a record to rows.
+// Converts a record to rows.
 #pragma once
 
 #include <vector>

@@ -11,7 +11,7 @@ namespace tandem::vgpu::trace {
 
 enum Unit : int32_t { kCopiesIn, kCopiesOut, kThreadCopies, kTensorCore, kTensorMemory, kUnits };
 
-// Something that others wait for: from which step on they may go on, the row it happened in, and when.
+// An event that others wait for: the step from which they may proceed, its row, and its time.
 struct Mark {
   int64_t step = 0;
   int32_t row = -1;

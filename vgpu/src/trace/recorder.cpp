@@ -31,8 +31,8 @@ void raise(Mark& mark, const Mark& other) {
   if (other.step >= mark.step) mark = other;
 }
 
-// Busy times of a unit. Blocks execute their warps in any order, so early work may be recorded late: it fills the first
-// gap that is long enough.
+// Busy times of a unit. Blocks execute their warps in any order, so that early work may be recorded late. Such work
+// fills the first gap that is long enough.
 class Busy {
  public:
   int64_t take(int64_t from, int64_t steps) {
@@ -56,7 +56,7 @@ class Busy {
   std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent ones are merged
 };
 
-// A barrier that counts generations: named ones, the cluster's.
+// A barrier that counts generations: a named barrier, or the cluster's.
 struct Generations {
   Mark arriving;
   std::vector<Mark> complete;
@@ -75,7 +75,7 @@ struct ByPlace {
 
 constexpr uint32_t kClusterBarrier = 1 << 16;  // beyond the numbers of named barriers
 
-// "m64n128k16" -> 64 * 128 * 16; 0: it is none.
+// "m64n128k16" -> 64 * 128 * 16; 0: no product.
 int64_t product_size(std::string_view shape) {
   int64_t size = 1;
   for (const char letter : {'m', 'n', 'k'}) {
@@ -114,7 +114,7 @@ class BlockRecorder final : public Recorder {
     warp->executed.push_back(actor.instruction);
   }
 
-  // A wgmma is issued by four warps, each with an event: it begins with the last of them.
+  // Four warps issue a wgmma, each with an event. The product begins with the last event.
   bool async_issues(const Actor& actor, AsyncKind kind, AsyncId id, std::span<const Span> reads,
                     std::span<const Span> writes) override {
     TracedWarp* warp = warp_of(actor);
@@ -181,10 +181,10 @@ class BlockRecorder final : public Recorder {
     if (is_recorded(cta)) complete(cta, barrier);
   }
   void named_passes(const Actor& actor, uint32_t barrier) override { pass(actor, barrier); }
-  // The cluster's barrier is one for all of its blocks.
+  // All blocks of a cluster share its barrier.
   void cluster_arrives(const Actor& actor, Order) override { arrive(actor, kClusterBarrier); }
   void cluster_passes(const Actor& actor) override {
-    // The first to pass ends a generation.
+    // The first warp that passes ends a generation.
     const TracedWarp* warp = warp_of(actor);
     const auto arrived = warp == nullptr ? 0 : warp->arrived.find(kClusterBarrier)->second;
     if (warp != nullptr && arrived == generations_of(actor.cta, kClusterBarrier).complete.size())
@@ -231,7 +231,7 @@ class BlockRecorder final : public Recorder {
     return source.opcode == "mbarrier" && (source.has("try_wait") || source.has("test_wait"));
   }
 
-  // Steps of the unit.
+  // Returns the steps of the unit.
   int64_t work_of(AsyncKind kind, int32_t instruction, std::span<const Span> reads,
                   std::span<const Span> writes) const {
     int64_t read = 0, written = 0;

@@ -13,7 +13,7 @@
 
 namespace tandem::vgpu {
 
-// In steps, about as many clocks as a Hopper takes.
+// Costs in steps, about as many as clocks of a Hopper.
 struct Costs {
   int64_t copy_bytes = 64;     // a step
   int64_t tensor_bytes = 512;  // bytes of tensor memory, loaded or stored, a step
@@ -24,10 +24,10 @@ struct Costs {
 
 class Recorder : public Observer {
  public:
-  // block: the first, linear in the grid.
+  // block: the first one, linear in the grid.
   static std::unique_ptr<Recorder> create(const LaunchDescription& launch, int32_t block, const Costs& costs = {},
                                           int32_t blocks = 1);
-  // Once the launch has ended, while its program lives.
+  // Call it after the launch has ended, while its program lives.
   virtual Timeline timeline() const = 0;
 };
 

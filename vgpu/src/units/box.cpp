@@ -16,7 +16,7 @@ uint32_t row_bytes_of(const gpu::TensorMapSpec& map) {
   return map.box[0] * static_cast<uint32_t>(shared_bits(map.type)) / 8;
 }
 
-// How much of a chunk of the image is not padding: what it has in global memory.
+// Returns the bytes of a chunk without padding, as it is in global memory.
 uint32_t packed_bytes(const gpu::TensorMapSpec& map) {
   return kChunk * static_cast<uint32_t>(global_bits(map.type)) / static_cast<uint32_t>(shared_bits(map.type));
 }
@@ -73,7 +73,7 @@ void fill_chunk(const gpu::TensorMapSpec& map, std::byte* chunk) {
   for (uint32_t i = 0; i < kChunk; i += 2) chunk[i] = std::byte{0xf7}, chunk[i + 1] = std::byte{0x7f};
 }
 
-// Between a plain chunk and its place in the image: 16 bytes, in two halves if the swizzle parts them.
+// Copies between a plain chunk and its place in the image: 16 bytes, in two halves if the swizzle splits them.
 void to_image(gpu::Swizzle swizzle, const std::byte* chunk, uint32_t address, std::byte* window) {
   const uint32_t place = swizzled(swizzle, address);
   if (place % kChunk == 0) {
@@ -93,7 +93,7 @@ void from_image(gpu::Swizzle swizzle, const std::byte* window, uint32_t address,
   }
 }
 
-// Calls f(global address, plain bytes, count) for what a store or reduction writes.
+// Calls f(global address, plain bytes, count) for the bytes that a store or reduction writes.
 template <class F>
 void for_each_written(const BoxCopy& copy, const std::byte* window, F&& f) {
   const uint32_t packed = packed_bytes(copy.map);
@@ -150,7 +150,7 @@ Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
       return Status::invalid(str_cat("coordinate ", i, " of a tensor store (", copy.coordinates[i],
                                      ") must not be negative: a GPU calls it an illegal instruction"));
   }
-  // A repeat of the pattern may begin anywhere on 128 bytes: it follows the address.
+  // The swizzle's pattern follows the absolute address, so that the image need be aligned only to 128 bytes.
   if (copy.shared % 128 != 0)
     return Status::invalid(
         str_cat("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));
@@ -189,8 +189,8 @@ uint32_t transaction_bytes(const BoxCopy& copy) { return image_bytes(copy) / kCh
 
 namespace {
 
-// A row that lies inside the tensor, on both sides in whole chunks: what the swizzle flips is the same for all of a
-// line. False: the swizzle parts chunks.
+// Loads a row inside the tensor that consists of whole chunks. The swizzle flips the same bits for a whole line.
+// Returns false if the swizzle splits chunks.
 bool load_whole_row(gpu::Swizzle swizzle, const std::byte* from, uint32_t bytes, uint32_t shared, std::byte* window) {
   constexpr uint32_t kLine = 128;
   if (swizzle == gpu::Swizzle::b128_atom_32b_flip_8b) return false;

@@ -34,24 +34,25 @@ enum class Reduction : uint8_t { add, min, max, inc, dec, bit_and, bit_or, bit_x
 Status check(const BoxCopy& copy, int32_t rank, bool is_load);
 Status check_reduction(Reduction reduction, gpu::TensorType type);
 
-// Bytes of the image, including elements beyond the tensor.
+// Returns the bytes of the image, including elements beyond the tensor.
 uint32_t image_bytes(const BoxCopy& copy);
 // The bytes that a load completes on its mbarrier: the image without padding between packed numbers.
 uint32_t transaction_bytes(const BoxCopy& copy);
 
 void load_box(const BoxCopy& copy, std::byte* window);  // elements beyond the tensor become the map's fill
-// Chunks of 16 bytes that lie beyond the tensor are not written; the rest of a chunk that begins in it is.
+// Chunks of 16 bytes beyond the tensor are not written. A chunk that begins inside is written whole.
 void store_box(const BoxCopy& copy, const std::byte* window);
 void reduce_box(const BoxCopy& copy, Reduction reduction, const std::byte* window);  // atomic, element by element
 
-// The bytes that the copy accesses: global bytes inside the tensor, and the image. A load writes all of the image, a
-// store reads some of its chunks. Either may be null.
+// Lists the bytes that the copy accesses: global bytes inside the tensor, and the image. A load writes all of the
+// image, and a store reads some of its chunks. Either list may be null.
 void list_ranges(const BoxCopy& copy, bool is_load, std::vector<Range>* global, std::vector<Range>* shared);
 
-// to[i] = to[i] (reduction) from[i], each atomic; also what cp.reduce.async.bulk does. bytes: of all elements.
+// Computes to[i] = to[i] (reduction) from[i], each atomic. cp.reduce.async.bulk uses it too. bytes: the size of all
+// elements.
 void reduce_elements(Reduction reduction, gpu::TensorType type, void* to, const void* from, size_t bytes);
 
-// The image's absolute offset -> where the swizzle puts that byte.
+// Maps the image's absolute offset to the swizzled offset.
 uint32_t swizzled(gpu::Swizzle swizzle, uint32_t address);
 
 }  // namespace tandem::vgpu::units

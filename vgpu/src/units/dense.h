@@ -1,5 +1,5 @@
-// Dense products and the unpacking of 16-byte chunks, of one CPU target. Included once per target, by products.cpp: see
-// formats.h on linkage.
+// Dense products and the unpacking of 16-byte chunks, of one CPU target. products.cpp includes it once per target:
+// formats.h explains the linkage.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ inline constexpr int kWidth = 4, kRows = 4, kColumns = 2;
 
 inline constexpr int kMaxK = 64;  // maximum of any matrix instruction
 
-// Vectors of the compiler: it has them for every machine, in pieces where they are too wide.
+// Vector types of the compiler. The compiler supports vector types on every machine and splits wide ones.
 template <class T, int Width>
 struct VectorOf {
   typedef T type __attribute__((vector_size(Width * sizeof(T))));
@@ -42,7 +42,7 @@ inline void store(Vector<T, Width> v, T* to) {
   std::memcpy(to, &v, sizeof v);
 }
 
-// Sums that are NaN become the GPU's; integers have none.
+// Replaces NaN sums by the GPU's NaN; integers have none.
 template <int Width>
 inline Vector<float, Width> finished(Vector<float, Width> sum) {
   const auto number = sum == sum;  // NOLINT(misc-redundant-expression): not NaN
@@ -81,8 +81,8 @@ inline void block(const DenseProduct<T>& f, const T* packed, int m, int n) {
     for (int c = 0; c < Columns; ++c) store<T, Width>(finished<Width>(sum[r][c]), d + r * f.d_pitch + c * Width);
 }
 
-// All columns of Rows rows: the widest blocks first. Every element is the same sum in the same order, however it is
-// cut.
+// Computes all columns of Rows rows, the widest blocks first. Every element is the same sum in the same order for any
+// blocking.
 template <class T, int Rows>
 inline void rows(const DenseProduct<T>& f, int m) {
   T packed[kMaxK * Rows];
@@ -150,8 +150,8 @@ inline constexpr int kElements = F == Format::f32 || F == Format::tf32   ? 4
                                  : F == Format::f16 || F == Format::bf16 ? 8
                                                                          : 16;
 
-// Element j of a chunk, from its bytes. Elements of 4 and 6 bits follow each other from the lowest bit on, 16 of them
-// in the first 8 or 12 bytes.
+// Returns element j of a chunk. Elements of 4 and 6 bits are contiguous from the lowest bit on, 16 of them in the first
+// 8 or 12 bytes.
 template <Format F>
 inline uint32_t element(const unsigned char* chunk, int j) {
   if constexpr (kElements<F> == 4) {
@@ -204,7 +204,7 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
       for (int j = 0; j < elements; ++j) to[j] = element_value<F, T>(element<F>(bytes + offsets[i], j));
     return;
   }
-  // Eight chunks at a time: what one pass leaves in the cache is written in rows of 8.
+  // Eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
   int i = 0;
   for (; i + 8 <= count; i += 8) {
     std::conditional_t<elements == 8, uint16_t, uint32_t> raw[elements][8];

@@ -1,4 +1,4 @@
-// Chooses the tables for the machine this process runs on.
+// Chooses the tables for the machine that runs this process.
 #include <vector>
 
 #include "base/instruction_set.h"
@@ -26,7 +26,7 @@ std::vector<const Table*> runnable(std::initializer_list<const Table*> all) {
   return tables;
 }
 
-// The chosen instruction set may differ from ours in what we do not use.
+// The chosen instruction set may differ from the compiled one in features that this code does not use.
 template <class Table>
 const Table& choose(std::span<const Table* const> tables) {
   for (const Table* table : tables)

@@ -20,18 +20,18 @@ inline float value(uint32_t x) { return __builtin_bit_cast(float, x); }
 inline uint64_t bits(double x) { return __builtin_bit_cast(uint64_t, x); }
 inline double value(uint64_t x) { return __builtin_bit_cast(double, x); }
 
-// Choices by masks, all bits or none: compilers turn conditions into branches too often, and loops with branches do not
-// vectorise.
+// Selects by masks (all bits or none), because compilers often turn conditions into branches, and loops with branches
+// do not vectorise.
 inline uint32_t mask(bool on) { return 0u - static_cast<uint32_t>(on); }
 inline uint32_t pick(uint32_t chosen, uint32_t yes, uint32_t no) { return (yes & chosen) | (no & ~chosen); }
 inline uint32_t pick(bool chosen, uint32_t yes, uint32_t no) { return pick(mask(chosen), yes, no); }
 
-// Subnormal numbers to zero of their sign; NaN to the one that the GPU makes.
+// Flushes subnormal numbers to zero of their sign, and replaces NaN by the GPU's NaN.
 inline uint32_t flushed(uint32_t x) { return x & (kSign | mask((x & kInfinity) != 0)); }
 inline uint32_t canonical(uint32_t x) { return pick((x & ~kSign) > kInfinity, kNaN, x); }
 
-// Sign, exponent and mantissa, IEEE style. max: the largest finite magnitude; nan: what NaN becomes (the largest
-// magnitude where the format has none).
+// Sign, exponent and mantissa of a format like IEEE's. max: the largest finite magnitude. nan: the result for NaN (the
+// largest magnitude if the format has no NaN).
 struct Shape {
   int exponent, mantissa, bias;
   bool has_infinity;
@@ -65,7 +65,7 @@ inline FitMasks masks_of(const Fit& fit) {
           mask(fit.ftz)};
 }
 
-// The magnitude of a float32 lined up with a format: kept bits are significand >> dropped.
+// The magnitude of a float32, aligned to a format: kept bits are significand >> dropped.
 struct Aligned {
   uint32_t significand, dropped;
 };
@@ -76,13 +76,13 @@ inline Aligned align(uint32_t magnitude) {
   const uint32_t biased = magnitude >> 23;
   const auto exponent = static_cast<int32_t>(biased == 0 ? 1 : biased) - 127 + s.bias;
   const uint32_t significand = (magnitude & 0x7fffff) | (biased == 0 ? 0u : 0x800000u);
-  // Below the format's smallest normal number more bits are lost at the end; beyond 26 of them all count as sticky.
+  // Below the format's smallest normal number more bits are lost. Beyond 26 lost bits all count as sticky.
   const int32_t lost = 23 - s.mantissa + (exponent < 1 ? 1 - exponent : 0);
   const auto above = static_cast<uint32_t>(exponent < 1 ? 0 : exponent - 1);
   return {significand + (above << 23), static_cast<uint32_t>(lost > 26 ? 26 : lost)};
 }
 
-// kept: the rounded magnitude, as it is without bounds.
+// kept: the rounded magnitude before it is bounded.
 template <Format F>
 inline uint32_t finish(uint32_t kept, uint32_t magnitude, uint32_t negative, uint32_t outward, const FitMasks& fit) {
   constexpr Shape s = shape_of<F>();
@@ -93,14 +93,15 @@ inline uint32_t finish(uint32_t kept, uint32_t magnitude, uint32_t negative, uin
   result |= negative & (1u << (s.exponent + s.mantissa));
   result &= ~(negative & fit.relu);
   if constexpr (F == Format::tf32) {
-    // .rna is no instruction: the assembler adds to the bits and cuts, NaN is only cut, .satfinite takes one off.
+    // .rna is no instruction: the assembler adds to the bits and truncates. NaN is only truncated; .satfinite subtracts
+    // one.
     const uint32_t cut = ((magnitude | (negative & kSign)) & kTf32) - (fit.saturate & (1u << 13));
     return pick(magnitude > kInfinity, pick(fit.away, cut, kNaN & kTf32), result << 13);
   }
   return pick(magnitude > kInfinity, s.nan, result);
 }
 
-// ue8m0 has neither sign nor zero nor mantissa: powers of two.
+// ue8m0 has no sign, no zero and no mantissa: its values are powers of two.
 inline uint32_t encode_ue8m0(float x, const FitMasks& fit) {
   const uint32_t magnitude = bits(x) & ~kSign;
   const uint32_t fraction = magnitude & 0x7fffff;
@@ -139,7 +140,7 @@ inline float decode_one(uint32_t x) {
   constexpr Shape s = shape_of<F>();
   constexpr uint32_t sign = F == Format::ue4m3 ? 0 : 1u << (s.exponent + s.mantissa);
   const uint32_t magnitude = x & ((1u << (s.exponent + s.mantissa)) - 1);
-  // As a float32 with the narrow exponent, then moved to its place: exact, subnormal numbers included.
+  // Built as a float32 with the narrow exponent, then scaled: exact, subnormal numbers included.
   const float scaled = value(magnitude << (23 - s.mantissa)) * value(static_cast<uint32_t>(254 - s.bias) << 23);
   uint32_t result = bits(scaled);
   if constexpr (s.has_infinity) result |= mask(magnitude > s.max) & kInfinity;
@@ -147,7 +148,7 @@ inline float decode_one(uint32_t x) {
   return value(result | (mask((x & sign) != 0) & kSign));
 }
 
-// f(constant) with the constant a std::integral_constant-like type of the format.
+// Calls f(constant), where the constant is a type like std::integral_constant of the format.
 template <Format F>
 struct FormatConstant {
   static constexpr Format format = F;

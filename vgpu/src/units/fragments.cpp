@@ -8,7 +8,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-// A register of an operand is eight chunks of 16 bytes, each of four lanes: row (or column) i, elements along k.
+// A register of an operand is eight chunks of 16 bytes. Four lanes have a chunk: row (or column) i, elements along k.
 constexpr uint32_t kChunks[] = {0, 16, 32, 48, 64, 80, 96, 112};
 constexpr int kLines = 8;
 
@@ -36,7 +36,7 @@ void columns_of(Format format, int k, const ConstRow* registers, T* to) {
   for (int r = 0; r < k / elements; ++r) unpack(format, registers[r], true, kLines, to + r * elements * kLines);
 }
 
-// Sums of eight rows and eight columns are two registers, their elements by turns: four lanes of each are one row.
+// Sums of eight rows and eight columns are two registers whose elements alternate. Four lanes of each are one row.
 using Four = uint32_t __attribute__((vector_size(16)));
 Four load(const void* from) {
   Four x;
@@ -86,7 +86,7 @@ void columns_from_fragment(Format format, int k, const ConstRow* registers, int3
   columns_of(format, k, registers, to);
 }
 
-// f16: two sums of a register follow each other in the row.
+// f16: two sums of a register are adjacent in the row.
 void sums_from_fragment(Sum sum, int n, const ConstRow* registers, float* to) {
   if (sum != Sum::f16) return read_sums(16, n, registers, to);
   for_each_row(16, n, [&](int r, int lane, int place) {

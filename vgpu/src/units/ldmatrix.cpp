@@ -1,4 +1,5 @@
-// ldmatrix, stmatrix, movmatrix. Lane t holds of an 8 x 8 matrix of 16 bits row t / 4, columns 2 (t % 4) and the next.
+// ldmatrix, stmatrix, movmatrix. Lane t holds row t / 4 of an 8 x 8 matrix of 16 bits, columns 2 (t % 4) and 2 (t % 4)
+// + 1.
 #include <cstring>
 #include <utility>
 
@@ -48,7 +49,7 @@ RowPlace place_of(const MatrixAccess& access, int lane, int r, int e) {
   }
 }
 
-// A register of an 8 x 8 matrix is its rows, one after the other.
+// A register of an 8 x 8 matrix has its rows, one after the other.
 void transpose(uint16_t (&matrix)[8][8]) {
   for (int i = 0; i < 8; ++i)
     for (int j = 0; j < i; ++j) std::swap(matrix[i][j], matrix[j][i]);

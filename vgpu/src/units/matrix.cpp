@@ -27,8 +27,8 @@ const char* name_of(MatrixSwizzle swizzle) {
   return names[static_cast<int>(swizzle)];
 }
 
-// Chunks of the tile: `along` of them follow each other in the direction in which elements are contiguous, `across` in
-// the other.
+// Chunks of the tile: `along` chunks in the direction in which elements are contiguous, and `across` in the other
+// direction.
 struct Chunks {
   int elements;  // per chunk
   int along, across;
@@ -44,19 +44,19 @@ Chunks chunks_of(const MatrixTile& tile) {
   return c;
 }
 
-// Lines that follow each other closely.
+// Returns the number of lines that form a group.
 uint32_t group_of(MatrixSwizzle swizzle, bool mn_major) {
   return swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
 }
 
-// Before the swizzle.
+// Returns the address of a chunk before the swizzle.
 uint32_t chunk_address(const MatrixDescriptor& d, bool mn_major, int along, int across) {
   const auto i = static_cast<uint32_t>(along), j = static_cast<uint32_t>(across);
   const uint32_t span = span_of(d.swizzle), chunks = span / kChunk;
   const uint32_t group = group_of(d.swizzle, mn_major);
   const uint32_t line = j % group * span;
   if (!mn_major) {
-    // Groups of 8 rows; without a swizzle the next chunk of a row lies in the next column of groups.
+    // Groups have 8 rows. Without a swizzle the next chunk of a row lies in the next column of groups.
     const uint32_t step = d.swizzle == MatrixSwizzle::none ? d.leading : kChunk;
     return d.start + j / group * d.stride + line + i * step;
   }
@@ -99,7 +99,7 @@ Status decode_common(uint64_t bits, uint64_t reserved, uint64_t constant, const 
   return {};
 }
 
-// Offsets of all chunks at one place along the contiguous direction.
+// Computes the offsets of all chunks at one place along the contiguous direction.
 void line_offsets(const MatrixTile& tile, int along, int count, uint32_t* offsets) {
   const MatrixDescriptor d = tile.descriptor;
   const uint32_t first = chunk_address(d, tile.mn_major, along, 0), span = span_of(d.swizzle);
@@ -116,7 +116,7 @@ void line_offsets(const MatrixTile& tile, int along, int count, uint32_t* offset
 template <class T, class Unpack>
 void gather_as(const MatrixTile& tile, bool k_rows, int64_t pitch, T* to, Unpack&& unpack) {
   const Chunks chunks = chunks_of(tile);
-  // Chunks become rows of the result where its rows run as the chunks do, columns otherwise.
+  // Chunks become rows of the result if both have the same direction, else columns.
   const bool across = tile.mn_major != k_rows;
   const int64_t step = across ? pitch : 1;
   uint32_t offsets[kMaxChunks];

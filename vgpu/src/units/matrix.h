@@ -24,7 +24,7 @@ struct MatrixDescriptor {
   MatrixSwizzle swizzle = MatrixSwizzle::none;
 };
 
-// Refuse fields that the instruction does not have.
+// Decodes a descriptor. Refuses fields that the instruction does not have.
 Status decode_wgmma(uint64_t bits, MatrixDescriptor* descriptor);
 Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor);
 
@@ -42,14 +42,16 @@ struct MatrixTile {
 // window_bytes bytes.
 Status check(const MatrixTile& tile, uint32_t window_bytes);
 
-// Absolute offset of the byte that holds (the lowest bit of) an element, swizzled; *bit: which of its bits.
+// Returns the absolute, swizzled offset of the byte that holds the lowest bit of an element. *bit: the index of that
+// bit.
 uint32_t element_address(const MatrixTile& tile, int32_t mn, int32_t k, int32_t* bit = nullptr);
 
-// The whole tile as float32: to[mn * pitch + k], resp. to[k * pitch + mn] when k_rows. Integers become their value.
+// Copies the whole tile as float32: to[mn * pitch + k], or to[k * pitch + mn] with k_rows. Integers become their
+// values.
 void gather(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, float* to);
 void gather_s32(const MatrixTile& tile, const std::byte* window, bool k_rows, int64_t pitch, int32_t* to);
 
-// Bytes of shared memory that the tile occupies, sorted and merged.
+// Lists the bytes of shared memory that the tile occupies, sorted and merged.
 void list_ranges(const MatrixTile& tile, std::vector<Range>* shared);
 
 }  // namespace tandem::vgpu::units

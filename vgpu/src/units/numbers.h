@@ -1,8 +1,8 @@
 // Number formats, and arithmetic as the GPU rounds it. Every function gives the same bits on every CPU.
 //
-// Rows hold one value per lane, 32 of them, contiguous. Destination and sources may be the same row. NaN results are
-// 0x7fffffff (f32), 0x7fff (f16, bf16), 0x7fffe000 (tf32, but for .rna), as the GPU makes them. PTX ISA, "Floating
-// Point Instructions", "cvt".
+// Rows hold one value per lane, 32 of them, contiguous. Destination and sources may be the same row. NaN results have
+// the GPU's bits: 0x7fffffff (f32), 0x7fff (f16, bf16), 0x7fffe000 (tf32, except .rna). PTX ISA, "Floating Point
+// Instructions", "cvt".
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class Rounding : uint8_t {
   rna,  // to nearest, ties away from zero
 };
 
-// How a conversion treats what does not fit.
+// The treatment of values beyond the format.
 struct Fit {
   Rounding rounding = Rounding::rn;
   bool saturate_finite = false;  // .satfinite: largest value beyond the range
@@ -32,7 +32,7 @@ struct Fit {
   bool ftz = false;              // subnormal float32 input counts as zero (of its sign)
 };
 
-// Reads a value. Bits beyond the format's are zero.
+// Converts a value to the format's code. Bits beyond the format's are zero.
 uint32_t encode(float value, Format format, Fit fit = {});
 float decode(uint32_t bits, Format format);  // exact
 
@@ -40,37 +40,38 @@ float decode(uint32_t bits, Format format);  // exact
 // aligned to the top of the discarded ones.
 uint32_t encode_stochastic(float value, Format format, uint32_t random, int random_bits, Fit fit = {});
 
-// Rows. [ftz]: flush subnormal inputs and results to zero of their sign.
+// Functions of rows. [ftz]: flush subnormal inputs and results to zero of their sign.
 struct Rows {
   using Unary = void (*)(const float* a, float* d);
   using Binary = void (*)(const float* a, const float* b, float* d);
   using Ternary = void (*)(const float* a, const float* b, const float* c, float* d);
   const char* target;
 
-  // Rounded exactly. [rounding: rn rz rm rp][ftz]
+  // Correctly rounded functions. [rounding: rn rz rm rp][ftz]
   Binary add[4][2], mul[4][2], div[4][2];
   Ternary fma[4][2];
   Unary rcp[4][2], sqrt[4][2];
   Unary saturate;  // .sat: into [0, 1], NaN to +0
 
-  // Within the bounds of the PTX ISA; in fact the value nearest to the exact result, nearly always. [ftz]
+  // Approximations within the bounds of the PTX ISA. Nearly always they return the value nearest to the exact result.
+  // [ftz]
   Unary ex2_approx[2], lg2_approx[2], rcp_approx[2], rsqrt_approx[2], sqrt_approx[2], sin_approx[2], cos_approx[2];
   Unary tanh_approx;
   Binary div_approx[2];  // 2^126 < |b| < 2^128: zero, as the GPU has it
   Binary div_full[2];
 
-  // NaN loses against a number, unless propagated. -0 < +0. [propagate NaN][ftz]
+  // A number wins against NaN, unless NaN is propagated. -0 < +0. [propagate NaN][ftz]
   Binary min[2][2], max[2][2];
 
-  // Conversions: one value in the low bits of each lane of the narrow side.
+  // Conversions of one value in the low bits of each lane of the narrow side.
   void (*encode)(Format format, Fit fit, const float* a, uint32_t* d);
   void (*decode)(Format format, const uint32_t* a, float* d);
-  // Two packed values per lane, high and low: 16 bits each for f16 and bf16. Narrower ones are two bytes (e2m1: two
-  // nibbles) in the low bits. cvt.rn.bf16x2.f32 d, a, b puts a into the high half.
+  // Conversions of two packed values per lane, high and low. f16 and bf16 have 16 bits each; narrower formats have two
+  // bytes (e2m1: two nibbles) in the low bits. cvt.rn.bf16x2.f32 d, a, b puts a into the high half.
   void (*encode_pair)(Format format, Fit fit, const float* high, const float* low, uint32_t* d);
   void (*decode_pair)(Format format, const uint32_t* a, float* high, float* low);
 
-  // f16x2 or bf16x2 arithmetic, by format, each half rounded once to nearest. A single f16 is the low half.
+  // f16x2 or bf16x2 arithmetic, by format. Each half is rounded once to nearest. A single f16 is the low half.
   struct Half {
     Format format = Format::f16;
     bool ftz = false;  // subnormal f16 inputs and results become zero
@@ -87,7 +88,7 @@ struct Rows {
   void (*tanh_pair)(Half half, const uint32_t* a, uint32_t* d);
 };
 
-// The best this machine can run, and all of them (the first is the best).
+// The best functions for this machine, and the list of all of them (the first is the best).
 const Rows& rows();
 std::span<const Rows* const> all_rows();
 

@@ -1,5 +1,5 @@
-// Conversions of rows, and arithmetic on pairs of 16-bit numbers, of one CPU target. Included once per target, by
-// targets.cpp: see formats.h on linkage.
+// Conversions of rows, and arithmetic on pairs of 16-bit numbers, of one CPU target. targets.cpp includes it once per
+// target: formats.h explains the linkage.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace {
 
 template <Format F>
 inline constexpr bool kEncodes = F != Format::f32 && F != Format::s8 && F != Format::u8 && F != Format::ue4m3;
-// Bits between the two values of a pair.
+// The number of bits between the two values of a pair.
 template <Format F>
 inline constexpr int kPitch = F == Format::f16 || F == Format::bf16 ? 16
                               : F == Format::e2m1                   ? 4
@@ -62,7 +62,7 @@ inline float half_input(uint32_t x, uint32_t flush) {
 }
 template <Format F>
 inline uint32_t half_output(float x, const FitMasks& fit, uint32_t flush, uint32_t saturates) {
-  // Values from this one on round to a normal number.
+  // Values from this limit on round to a normal number.
   const float limit = F == Format::f16 ? 0x1.ffep-15f : 0x1.ffp-127f;
   uint32_t u = encode_one<F>(x, fit);
   u &= ~(flush & mask((x < 0 ? -x : x) < limit) & 0x7fff);
@@ -70,7 +70,7 @@ inline uint32_t half_output(float x, const FitMasks& fit, uint32_t flush, uint32
   return pick(saturates, mask(x > 0) & pick(u > one, one, u), u);
 }
 
-// d = f(a, b, c) of each half, f from floats to a float that is rounded to odd, or exact.
+// Computes d = f(a, b, c) of each half. f returns a float that is rounded to odd, or exact.
 template <class F>
 inline void each_half(const Rows::Half& half, const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d,
                       F f) {

@@ -20,7 +20,7 @@ struct CellRange {
   friend bool operator==(const CellRange&, const CellRange&) = default;
 };
 
-// Appends, or lengthens the last one when it goes on there.
+// Appends a range, or extends the last range if they are adjacent.
 inline void append(std::vector<Range>* ranges, uint64_t address, uint32_t bytes) {
   if (!ranges->empty() && ranges->back().address + ranges->back().bytes == address) {
     ranges->back().bytes += bytes;

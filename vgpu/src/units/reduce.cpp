@@ -1,4 +1,4 @@
-// Reductions in global memory, each element atomic, as concurrent blocks of other host threads see it.
+// Reductions in global memory. Each element is atomic, because other host threads execute blocks concurrently.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -50,7 +50,7 @@ float flush(float x) {
   return (u & 0x7f800000) != 0 ? x : std::bit_cast<float>(u & 0x80000000);
 }
 
-// Subnormal numbers stay unless the tensor map's type flushes them. The ISA flushes them, an H200 does not.
+// Subnormal numbers are kept unless the tensor map's type flushes them. The ISA flushes them, but an H200 does not.
 template <bool Ftz>
 uint32_t add_f32(uint32_t a, uint32_t b) {
   const auto x = std::bit_cast<float>(a), y = std::bit_cast<float>(b);
@@ -58,7 +58,7 @@ uint32_t add_f32(uint32_t a, uint32_t b) {
   return sum != sum ? 0x7fffffff : std::bit_cast<uint32_t>(sum);
 }
 
-// f16 and bf16: a sum in float32 is exact enough to be rounded once more.
+// f16 and bf16: a sum in float32 is exact enough for a single further rounding.
 uint16_t half(Reduction reduction, Format format, uint16_t a, uint16_t b) {
   const float x = decode(a, format), y = decode(b, format);
   if (reduction == Reduction::add) return static_cast<uint16_t>(encode(x + y, format));

@@ -1,5 +1,5 @@
 // The row functions of one CPU target. The file is compiled once per instruction set, with TANDEM_TARGET as its name.
-// Its flags forbid contraction of a * b + c, which not every CPU has (vgpu/src/CMakeLists.txt).
+// The file's flags forbid contraction of a * b + c, which not every CPU has (vgpu/src/CMakeLists.txt).
 #include "vgpu/src/units/numbers.h"
 #include "vgpu/src/units/packed16.h"
 

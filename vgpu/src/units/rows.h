@@ -1,4 +1,4 @@
-// The rows of one CPU target. Included once per target, by targets.cpp: see formats.h on linkage.
+// The rows of one CPU target. targets.cpp includes it once per target: formats.h explains the linkage.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-// f of each lane. The two loops keep the sources whole while the destination, which may be one of them, is written.
+// Applies f to each lane. Two loops keep the sources intact while the destination, which may be a source, is written.
 template <class F>
 inline void map(const float* a, float* d, F f) {
   float result[kLanes];
@@ -41,10 +41,10 @@ inline float output(float x) {
 }
 
 // ---- Exact rounding ----
-// A result is found in float64, rounded to odd (the last bit is set when bits were lost), and rounded once more to
-// float32. 53 bits are enough for one equal rounding.
+// A result is computed in float64, rounded to odd (the last bit is set if bits were lost), and rounded once more to
+// float32. 53 bits suffice for the same result as a single rounding.
 
-// u: of a float64 that is at least as large in magnitude as the exact value iff shrink.
+// u: the bits of a float64. The result's magnitude is at least the exact one if shrink, else at most.
 inline double to_odd(uint64_t u, bool inexact, bool shrink) {
   const uint64_t all = 0 - static_cast<uint64_t>(inexact);
   return value((((u - static_cast<uint64_t>(shrink)) | 1) & all) | (u & ~all));
@@ -60,7 +60,7 @@ inline constexpr uint64_t kCut = (uint64_t{1} << 27) - 1;
 inline double cut(double q) { return value(bits(q) & ~kCut); }
 inline double correct_to_odd(double q, double product, double a) {
   const double p = product < 0 ? -product : product, m = a < 0 ? -a : a;
-  // Infinite, zero and NaN results stay as they are.
+  // Infinite, zero and NaN results are not changed.
   const bool ordinary = bits(q) << 1 != 0 && (bits(q) & 0x7ff0000000000000) != 0x7ff0000000000000;
   const bool odd = (p < m || p > m) && ordinary;
   return to_odd(bits(cut(q)), odd, p > m);
@@ -86,7 +86,7 @@ inline float narrow(double x) {
   if constexpr (R == Rounding::rp) return value(u + (below & (negative | 1)));
   return f;
 }
-// To odd in float32 too: what f16 and bf16 are then rounded from.
+// Rounds to odd in float32, too. f16 and bf16 are then rounded from it.
 inline float narrow_to_odd(double x) {
   const float f = narrow<Rounding::rz>(x);
   const auto back = static_cast<double>(f);
@@ -128,7 +128,7 @@ void add(const float* a, const float* b, float* d) {
     return sum<R, Ftz>(static_cast<double>(x), static_cast<double>(y));
   });
 }
-// To nearest, in float32: the same result, found higher, has no smallest exponent near.
+// Rounds to nearest in float32, by scaling the operands up, because scaled results are far from the smallest exponent.
 inline constexpr float kLift = 0x1p64f;
 inline float flushed_if_tiny(float result, float lifted) {
   const float magnitude = lifted < 0 ? -lifted : lifted;
@@ -174,7 +174,7 @@ inline void saturate(const float* a, float* d) {
 template <bool Max, bool Propagate>
 inline float chosen(float x, float y) {
   const uint32_t x_nan = mask(x != x), y_nan = mask(y != y);
-  // Equal numbers differ in the sign of zero at most.
+  // Equal numbers differ at most in the sign of zero.
   const uint32_t equal = Max ? bits(x) & bits(y) : bits(x) | bits(y);
   uint32_t u = pick(Max ? x > y : x < y, bits(x), bits(y));
   u = pick(x == y, equal, u);

@@ -1,5 +1,5 @@
-// Approximate functions of one CPU target, computed in float64 without contraction: far below the GPU's error bounds,
-// and the same on every CPU. Included once per target, by targets.cpp: see formats.h on linkage.
+// Approximate functions of one CPU target, computed in float64 without contraction. The errors are far below the GPU's
+// bounds and the same on every CPU. targets.cpp includes it once per target: formats.h explains the linkage.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline double exp2_of(double x) {
   return p * value((bits(shifted) + 1023) << 52);
 }
 
-// 2^x as the nearest float32; beyond [-160, 140] only 0 and infinity are left.
+// 2^x as the nearest float32. Beyond [-160, 140] the result is 0 or infinity.
 inline float exp2_of(float x) {
   const float low = x < -160.0f ? -160.0f : x;
   const float clamped = low > 140.0f ? 140.0f : low;
@@ -78,7 +78,7 @@ void rsqrt_approx(const float* a, float* d) {
   });
 }
 
-// By quarter turns: 4 x / 2 pi = n + f, |f| <= 1/2.
+// Reduces by quarter turns: 4 x / 2 pi = n + f, |f| <= 1/2.
 template <bool Ftz, bool Cosine>
 inline float circular(float x) {
   x = input<Ftz>(x);
@@ -104,7 +104,7 @@ inline float circular(float x) {
   const uint64_t u = bits((quarter & 1) != 0 ? c : s) ^ ((quarter & 2) << 62);
   const auto result = static_cast<float>(value(u));
   const float whole = (bits(x) & ~kSign) < kInfinity ? result : value(kNaN);
-  // The sum with kRounder loses the sign of zero, and multiplying the last bits of the smallest numbers.
+  // The sum with kRounder loses the sign of zero, and multiplication loses the last bits of the smallest numbers.
   return output<Ftz>(!Cosine && (bits(x) & ~kSign) < 0x20000000 ? x : whole);
 }
 template <bool Ftz>
@@ -116,7 +116,7 @@ void cos_approx(const float* a, float* d) {
   map(a, d, [](float x) { return circular<Ftz, true>(x); });
 }
 
-// 1 - 2 / (e^2x + 1), which cancels near zero: there x - x^3 / 3.
+// tanh = 1 - 2 / (e^2x + 1). Near zero this cancels, and x - x^3 / 3 is used.
 inline float tanh_of(float x) {
   const float magnitude = value(bits(x) & ~kSign);
   const double m = static_cast<double>(magnitude > 20.0f ? 20.0f : magnitude);
@@ -144,7 +144,7 @@ void quotient(const float* a, const float* b, float* d) {
     x = input<Ftz>(x), y = input<Ftz>(y);
     const auto result = static_cast<float>(static_cast<double>(x) / static_cast<double>(y));
     if constexpr (Full) return output<Ftz>(result);
-    // x * (1 / y), and the reciprocal of a divisor above 2^126 is flushed to zero.
+    // x * (1 / y). The reciprocal of a divisor above 2^126 is flushed to zero.
     const uint32_t divisor = bits(y) & ~kSign;
     const float zero = x * value(bits(y) & kSign);
     return output<Ftz>(divisor > 0x7e800000 && divisor < kInfinity ? zero : result);

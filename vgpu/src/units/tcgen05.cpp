@@ -1,4 +1,4 @@
-// tcgen05.mma: execution.
+// Executes tcgen05.mma.
 #include "vgpu/src/units/tcgen05.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ void read_tile(const MatrixTile& tile, const std::byte* window, bool k_rows, int
   gather_s32(tile, window, k_rows, pitch, to);
 }
 
-// B as rows: to[column][k], of both blocks one after the other.
+// Returns B as rows, to[column][k], of both blocks one after the other.
 template <class T>
 void read_b(const Tmma& mma, const std::byte* const* windows, T* to) {
   const int columns = mma.n / mma.form.group;
@@ -38,8 +38,8 @@ struct ALane {
   uint32_t words[kAColumns];
 };
 
-// Types of 4 and 6 bits occupy a byte each, with 6 bits at its bottom or 4 bits in its middle. Only kinds of 4 bits
-// have two in a byte.
+// Elements of 4 and 6 bits occupy a byte each: 6 bits at its bottom, or 4 bits in its middle. Only kinds of 4 bits pack
+// two elements into a byte.
 float narrow_element(const Tmma& mma, const ALane& lane, int e) {
   const int bits = mma.b_tile.packed4 ? 4 : 8;
   const uint32_t x = lane.words[e * bits / 32] >> (e * bits % 32) & ((1u << bits) - 1);
@@ -53,13 +53,13 @@ void unpack(Format format, const ALane* lanes, const uint32_t* chunks, int count
   products().unpack_s32({format, reinterpret_cast<const std::byte*>(lanes), chunks, count}, true, count, to);
 }
 
-// A of one part as columns: to[k][lane].
+// Returns A of one part as columns: to[k][lane].
 template <class T>
 void read_a_from_tmem(const Tmma& mma, const DatapathPart& part, const TensorMemory& memory, T* to) {
   const auto column = static_cast<int>(mma.operands.a & 0xffff);
   ALane lanes[kTmemLanes];
   for (int i = 0; i < part.lanes; ++i) {
-    // Shifted down: each row takes the place of the next one, but for the last, and the first stays too.
+    // Shifts down: each row takes the place of the next row. The first and last rows stay.
     const int from = part.lane + i - (mma.form.shift_a && part.row + i > 0 ? 1 : 0);
     for (int word = 0; word < kAColumns; ++word) lanes[i].words[word] = memory.cells[column + word][from];
   }
@@ -75,7 +75,7 @@ void read_a_from_tmem(const Tmma& mma, const DatapathPart& part, const TensorMem
   }
 }
 
-// A of both blocks: [cta][k][row].
+// Returns A of both blocks: [cta][k][row].
 template <class T>
 struct SharedA {
   std::vector<T> data;
@@ -141,7 +141,7 @@ bool is_disabled(const Tmma& mma, int cta, int lane) {
   return (mma.operands.disabled_lanes[4 * cta + lane / 32] >> (lane % 32) & 1) != 0;
 }
 
-// d[column][lane] of a part, from and to its cells. T is float or int32_t.
+// Loads and stores d[column][lane] of a part from and to its cells. T is float or int32_t.
 template <class T>
 T from_cell(const Tmma& mma, uint32_t cell) {
   if constexpr (sizeof(T) == 4 && std::is_integral_v<T>) return static_cast<T>(cell);
@@ -191,7 +191,7 @@ void multiply(const Tmma& mma, const DatapathPart& part, const T* b, const T* a,
   }
 }
 
-// The usual case: sums in float32, in place.
+// True for the usual case: sums in float32, in place.
 bool is_in_place(const Tmma& mma) {
   const auto& disabled = mma.operands.disabled_lanes;
   return mma.d == Sum::f32 && mma.operands.scale_d == 0 &&
@@ -203,7 +203,7 @@ void multiply_in_place(const Tmma& mma, const DatapathPart& part, const float* b
   multiply(mma, part, b, a, reinterpret_cast<float*>(cells), kTmemLanes);
 }
 
-// A part reads and writes no lanes but its own, so that the order of parts does not matter.
+// A part accesses only its lanes, so that the order of parts does not matter.
 template <class T>
 void execute_as(const Tmma& mma, const std::byte* const* windows, TensorMemory* const* memories) {
   const int b_columns = mma.b_tile.mn * mma.form.group;

@@ -15,7 +15,7 @@ namespace tandem::vgpu::units {
 
 enum class TmmaKind : uint8_t { f16, tf32, f8f6f4, i8, mxf8f6f4, mxf4, mxf4nvf4 };
 
-// Properties that the instruction's text gives.
+// Properties that the instruction's text defines.
 struct TmmaForm {
   TmmaKind kind = TmmaKind::f16;
   int32_t group = 1;  // .cta_group::N
@@ -26,7 +26,7 @@ struct TmmaForm {
 };
 Status check(const TmmaForm& form);
 
-// Properties that the instruction's registers give.
+// Properties that the instruction's registers define.
 struct TmmaOperands {
   uint32_t d = 0;                   // addresses in tensor memory
   uint64_t a = 0;                   // shared memory descriptor, or address in tensor memory
@@ -39,7 +39,7 @@ struct TmmaOperands {
   uint64_t zero_columns = 0;          // .ws: zero-column mask descriptor, 0 without one
 };
 
-// The instruction, decoded and found legal.
+// A decoded and valid instruction.
 struct Tmma {
   TmmaForm form;
   TmmaOperands operands;
@@ -56,17 +56,18 @@ struct Tmma {
   std::vector<bool> b_zero;   // columns of B that count as zero (.ws); empty: none
   MatrixTile a_tile, b_tile;  // in each block; a_tile only if A is in shared memory
 };
-// A sparse A (tcgen05.mma.sp) is not modelled, and the instruction descriptor's flag for it refused.
+// Decodes an instruction. A sparse A (tcgen05.mma.sp) is not modelled, so that its flag in the instruction descriptor
+// is refused.
 Status decode(const TmmaForm& form, const TmmaOperands& operands, uint32_t window_bytes, Tmma* mma);
 
 // Executes the product. There is one entry per block of the group; with group 2, [0] is the block of even rank.
 void execute(const Tmma& mma, const std::byte* const* windows, TensorMemory* const* memories);
 
-// Bytes and cells of block `cta` of the group. reads includes D when it accumulates.
+// Lists the bytes and cells of block `cta` of the group. reads includes D when it accumulates.
 void list_ranges(const Tmma& mma, int cta, std::vector<Range>* shared, std::vector<CellRange>* reads,
                  std::vector<CellRange>* writes);
 
-// The position of an element of D; with group 2, *cta is its block.
+// Returns the position of an element of D. With group 2, *cta is its block.
 void d_cell(const Tmma& mma, int32_t row, int32_t column, int32_t* cta, int32_t* lane, int32_t* cell);
 
 }  // namespace tandem::vgpu::units

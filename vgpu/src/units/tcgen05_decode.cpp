@@ -1,4 +1,4 @@
-// tcgen05.mma: which instructions exist.
+// tcgen05.mma: the valid instructions.
 #include <array>
 #include <bit>
 
@@ -17,7 +17,7 @@ uint32_t field(uint32_t word, int from, int bits) { return word >> from & ((1u <
 bool is_scaled(TmmaKind kind) { return kind >= TmmaKind::mxf8f6f4; }
 bool is_fp4(TmmaKind kind) { return kind == TmmaKind::mxf4 || kind == TmmaKind::mxf4nvf4; }
 
-// Type of A or B by its code.
+// Returns the type of A or B by its code.
 Status format_of(TmmaKind kind, uint32_t code, const char* which, Format* format) {
   const auto choose = [&](std::initializer_list<Format> formats, std::initializer_list<uint32_t> codes) {
     for (size_t i = 0; i < formats.size(); ++i) {
@@ -44,7 +44,7 @@ Status decode_d(uint32_t word, Tmma* mma) {
   const TmmaKind kind = mma->form.kind;
   constexpr std::array sums = {Sum::f16, Sum::f32, Sum::s32};
   bool exists = code < sums.size() && (sums[code] == Sum::s32) == (kind == TmmaKind::i8);
-  // Half sums: of f16 (not bf16) and of the 8-bit kinds.
+  // f16 sums are valid for f16 (not bf16) and for the 8-bit kinds.
   if (code == 0)
     exists = (kind == TmmaKind::f16 && mma->a == Format::f16 && mma->b == Format::f16) || kind == TmmaKind::f8f6f4;
   if (!exists)
@@ -127,7 +127,7 @@ bool m_exists(const Tmma& mma) {
   return m == 128 || (m == 64 && !is_scaled(mma.form.kind));
 }
 
-// The step of n, 0 if any of 64, 128, 256.
+// Returns the step of n, or 0 if only 64, 128 and 256 are valid.
 int32_t n_step(const Tmma& mma) {
   const bool two = mma.form.group == 2;
   const bool bytes = bits_of(mma.b) == 8;
@@ -246,7 +246,7 @@ Status decode(const TmmaForm& form, const TmmaOperands& operands, uint32_t windo
   mma->a_mn_major = field(word, 15, 1) != 0;
   mma->b_mn_major = field(word, 16, 1) != 0;
   mma->n = static_cast<int32_t>(field(word, 17, 6)) * 8;
-  // 32 bytes of each row: one element per byte's place where types of 4, 6 and 8 bits may be mixed.
+  // Each row has 32 bytes: one element per byte if types of 4, 6 and 8 bits may be mixed.
   const int element_bits = is_fp4(form.kind) ? 4 : bits_of(mma->a) < 8 ? 8 : bits_of(mma->a);
   mma->k = 256 / element_bits;
   mma->scale_block = scale_block_of(form);

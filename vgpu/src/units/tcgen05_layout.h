@@ -1,6 +1,6 @@
 // Positions of the operands of tcgen05.mma in tensor memory: the data path layouts A to G. Each lane of the data path
-// computes its own lane of D from its own lanes of A and of the scale factors. The layouts differ in the row and
-// columns of the product that a lane holds.
+// computes a lane of D from the same lanes of A and of the scale factors. The layouts differ in the row and columns of
+// the product that a lane holds.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tandem::vgpu::units {
 
 inline constexpr int kAColumns = 8;  // A's 32 bytes of each row
 
-// Neighbouring lanes with neighbouring rows.
+// A part of the product with neighbouring rows in neighbouring lanes.
 struct DatapathPart {
   int cta = 0;  // index in the group
   int lane = 0, lanes = 0;
@@ -19,10 +19,10 @@ struct DatapathPart {
   int column = 0, columns = 0;  // columns of the product, from D's first one
 };
 
-// M = 64 without .ws (layout F): every other 16 lanes.
+// True for M = 64 without .ws (layout F), which uses every second group of 16 lanes.
 inline bool is_half_datapath(const Tmma& mma) { return mma.form.group == 1 && mma.m == 64 && !mma.form.ws; }
 
-// Blocks of columns in different lanes (layouts B, E and G).
+// Returns the number of column blocks, which are in different lanes (layouts B, E and G).
 inline int column_blocks(const Tmma& mma) {
   if (mma.form.group == 2) return mma.m == 128 ? 2 : 1;
   if (!mma.form.ws) return 1;
@@ -30,7 +30,8 @@ inline int column_blocks(const Tmma& mma) {
 }
 inline int d_columns(const Tmma& mma) { return mma.n / column_blocks(mma); }
 
-// f(part) for all parts, each within 32 lanes if quadrants (scale factors differ from one to the next).
+// Calls f(part) for all parts. With quadrants each part is within 32 lanes, because scale factors differ between
+// quadrants.
 template <class F>
 void for_each_part(const Tmma& mma, bool quadrants, F&& f) {
   const int blocks = column_blocks(mma), rows = mma.m / mma.form.group;
@@ -48,7 +49,7 @@ void for_each_part(const Tmma& mma, bool quadrants, F&& f) {
 }
 
 // A word holds four factors of a row. The lanes of a quadrant hold 32 rows (or columns of B), and the next column holds
-// the next ones. With two blocks of columns the factors of B lie in the columns of their block.
+// the next 32. With two blocks of columns the factors of B are in the columns of their block.
 inline int scale_columns(const Tmma& mma, bool is_a) {
   const int lines = is_a ? mma.m / mma.form.group : mma.n / column_blocks(mma);
   return (lines + 31) / 32;

@@ -8,7 +8,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-// Ours, in the driver's 128 bytes.
+// The virtual GPU's encoding, in the driver's 128 bytes.
 struct Encoding {
   uint64_t mark;
   uint64_t left_alone;  // CUTLASS clears bit 21 here, for drivers before 13.2
@@ -141,7 +141,7 @@ Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map) {
     e.dims[i] = static_cast<uint32_t>(spec.dims[i] - 1);
     e.byte_strides[i] = i == 0 ? static_cast<uint64_t>(shared_bits(spec.type) / 8) : spec.byte_strides[i];
     e.box[i] = static_cast<uint16_t>(spec.box[i]);
-    // Without interleaved layouts dimension 0 has no stride: the driver ignores what is given.
+    // Without interleaved layouts dimension 0 has no stride, and the driver ignores the caller's value.
     e.element_strides[i] = static_cast<uint8_t>(i == 0 ? 1 : spec.element_strides[i]);
   }
   e.type = static_cast<uint8_t>(spec.type);
@@ -186,7 +186,7 @@ Status decode(const void* map, gpu::TensorMapSpec* spec) {
 Status replace(void* map, MapField field, int32_t index, uint64_t value) {
   Encoding e;
   std::memcpy(&e, map, sizeof e);
-  // Hardware takes 128 zero bytes for a map whose fields are all zero.
+  // Hardware accepts 128 zero bytes as a map whose fields are all zero.
   if (is_zero(map)) e.mark = kMark;
   if (e.mark != kMark)
     return Status::invalid(

@@ -9,21 +9,21 @@
 
 namespace tandem::vgpu::units {
 
-// Refuses what cuTensorMapEncodeTiled refuses, with the reason.
+// Refuses the same maps as cuTensorMapEncodeTiled, with the reason.
 Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map);
 
-// Refuses bytes that encode() did not make.
+// Refuses bytes that encode() has not written.
 Status decode(const void* map, gpu::TensorMapSpec* spec);
 
-// Bits of an element in global memory, and of its share of a row in shared memory. The latter are more, because every
-// 16 bytes end in padding.
+// Bits of an element in global memory, and its share of a row in shared memory. The latter are more, because every 16
+// bytes end in padding.
 int32_t global_bits(gpu::TensorType type);
 int32_t shared_bits(gpu::TensorType type);
 int32_t bytes_of(gpu::TensorType type);  // only types that are not packed
 const char* name_of(gpu::TensorType type);
 
-// tensormap.replace: one field of a map in memory. The result is not checked before it is used (decode does): a kernel
-// replaces several fields one after the other. index: which dimension, of fields that have one.
+// tensormap.replace: sets one field of a map in memory. decode() checks the result when the map is used, because a
+// kernel replaces several fields one after the other. index: the dimension, for fields that have one.
 enum class MapField : uint8_t {
   global_address,
   rank,

@@ -23,7 +23,7 @@ const char* name_of(Shape shape) {
 
 int registers_of_one(Shape shape) { return shape == Shape::s16x128b ? 2 : shape == Shape::s16x256b ? 4 : 1; }
 
-// Values (of 32 bits, or of 16 with pack) in each lane, side by side.
+// Returns the number of adjacent values (of 32 bits, or of 16 with pack) in each lane.
 int width_of(const TmemAccess& access) {
   switch (access.shape) {
     case Shape::s32x32b:
@@ -51,7 +51,7 @@ void for_each_cell(const TmemAccess& access, F&& f) {
     }
 }
 
-// The first column of a register's cell (of its two cells with pack).
+// Returns the first column of a register's cell (with pack: of its two cells).
 int first_column(const TmemAccess& access, int thread, int column) {
   const int second = access.shape == Shape::s16x32bx2 && thread >= 16 ? access.second_offset : 0;
   return second + column * (access.pack16 ? 2 : 1);
@@ -150,7 +150,7 @@ MatrixTile source_of(const TmemCopy& copy, const MatrixDescriptor& descriptor) {
   return tile;
 }
 
-// The lanes that row `row` goes to: `count` lanes at a distance of `step`.
+// The lanes to which row `row` is copied: `count` lanes at a distance of `step`.
 struct Targets {
   int first, count, step;
 };
@@ -164,8 +164,8 @@ Targets targets_of(const TmemCopy& copy, int row) {
   return {row, 1, 0};
 }
 
-// 16 elements of 4 or 6 bits in a chunk become bytes for the matrix instructions. 6 bits lie at the bottom, 4 bits in
-// the middle.
+// Expands 16 elements of 4 or 6 bits in a chunk to bytes for the matrix instructions. 6 bits are at the bottom, 4 bits
+// in the middle.
 void decompress(TmemCopy::Source source, uint8_t* chunk) {
   if (source == TmemCopy::Source::plain) return;
   uint8_t packed[17] = {};

@@ -1,5 +1,5 @@
-// Tensor memory: 128 lanes of 512 columns of 32-bit cells, and the instructions that move data to and from it.
-// PTX ISA, "Tensor Memory", "tcgen05.ld", "tcgen05.st", "tcgen05.cp", "tcgen05.shift".
+// Tensor memory: 128 lanes of 512 columns of 32-bit cells, and the instructions that access it. PTX ISA, "Tensor
+// Memory", "tcgen05.ld", "tcgen05.st", "tcgen05.cp", "tcgen05.shift".
 //
 // An address is lane << 16 | column.
 #pragma once
@@ -18,12 +18,12 @@ namespace tandem::vgpu::units {
 inline constexpr int kTmemLanes = 128;
 inline constexpr int kTmemColumns = 512;
 
-// Lanes of a column are neighbours: a register of tcgen05.ld.32x32b is 32 of them.
+// The lanes of a column are contiguous: a register of tcgen05.ld.32x32b is 32 of them.
 struct TensorMemory {
   alignas(64) uint32_t cells[kTmemColumns][kTmemLanes];
 };
 
-// tcgen05.ld and tcgen05.st.
+// An access by tcgen05.ld or tcgen05.st.
 struct TmemAccess {
   enum class Shape : uint8_t { s32x32b, s16x64b, s16x128b, s16x256b, s16x32bx2 };
   Shape shape = Shape::s32x32b;
@@ -40,7 +40,7 @@ void load_tmem(const TmemAccess& access, const TensorMemory& memory, uint32_t ad
 void store_tmem(const TmemAccess& access, TensorMemory* memory, uint32_t address, const ConstRow* a);
 void list_ranges(const TmemAccess& access, uint32_t address, std::vector<CellRange>* cells);
 
-// tcgen05.cp: from shared memory. With cta_group::2 the machine calls it for both blocks.
+// tcgen05.cp: copies from shared memory. With cta_group::2 the machine calls it for both blocks.
 struct TmemCopy {
   enum class Shape : uint8_t { s128x256b, s4x256b, s128x128b, s64x128b, s32x128b };
   enum class Multicast : uint8_t { none, warpx2_02_13, warpx2_01_23, warpx4 };
@@ -56,7 +56,7 @@ void copy_to_tmem(const TmemCopy& copy, const MatrixDescriptor& descriptor, cons
 void list_ranges(const TmemCopy& copy, const MatrixDescriptor& descriptor, uint32_t address, std::vector<Range>* shared,
                  std::vector<CellRange>* cells);
 
-// tcgen05.shift.down: rows move down by one lane, 32 bytes of each; the address's lane is a multiple of 32.
+// tcgen05.shift.down: rows move down by one lane, 32 bytes of each. The address's lane is a multiple of 32.
 Status check_shift(uint32_t address);
 void shift_down(TensorMemory* memory, uint32_t address);
 void list_shift_ranges(uint32_t address, std::vector<CellRange>* cells);

@@ -1,5 +1,5 @@
-// The results that .ftz flushes: values that stay below the smallest normal number when rounded to 24 bits without a
-// smallest exponent. A subnormal number has fewer bits. Two doubles may narrow to the smallest normal number although
+// The results that .ftz flushes: values that are below the smallest normal number after rounding to 24 bits with an
+// unlimited exponent. A subnormal number has fewer bits. Two doubles may narrow to the smallest normal number although
 // only one of them is flushed.
 #pragma once
 

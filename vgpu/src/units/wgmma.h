@@ -36,7 +36,7 @@ Status check(const WgmmaForm& form);
 int d_registers(const WgmmaForm& form);     // per warp
 inline constexpr int kWgmmaARegisters = 4;  // per warp
 
-// Operands in shared memory as tiles; refuse bad descriptors.
+// Decode operands in shared memory as tiles. Refuse invalid descriptors.
 Status a_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes, MatrixTile* tile);
 Status b_tile(const WgmmaForm& form, uint64_t descriptor, uint32_t window_bytes, MatrixTile* tile);
 
@@ -65,15 +65,15 @@ struct MmaForm {
   bool saturate = false;  // integers
 };
 Status check(const MmaForm& form);
-// Registers of each operand, of 32 bits; f64: of 64 bits, in rows of 256 bytes.
+// The number of registers of each operand: 32 bits each. f64: 64 bits, in rows of 256 bytes.
 int a_registers(const MmaForm& form);
 int b_registers(const MmaForm& form);
 int c_registers(const MmaForm& form);
 int d_registers(const MmaForm& form);
 void mma(const MmaForm& form, const ConstRow* a, const ConstRow* b, const ConstRow* c, const Row* d);
 
-// ldmatrix and stmatrix. addresses: 32 absolute offsets in the window, one of each lane; lane 8 i + j gives row j of
-// matrix i.
+// ldmatrix and stmatrix. addresses: 32 absolute offsets in the window, one per lane. Lane 8 i + j has the address of
+// row j of matrix i.
 struct MatrixAccess {
   enum class Shape : uint8_t {
     m8n8_b16,

@@ -1,6 +1,6 @@
 // Each rule has a minimal kernel that breaks it, and a corrected twin: kernels/*.ptx. A line with the comment "broken"
-// belongs to the first kernel only, and a line with "clean" to its twin. The finding is at the line with "finding", or
-// at no line: "// finding: the launch".
+// belongs only to the first kernel, and a line with "clean" only to its twin. The finding is at the line with
+// "finding", or at no line: "// finding: the launch".
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct CheckedKernel {
   std::string device = "h200";
 };
 
-// "// launch: grid 2 block 64": words and numbers.
+// Reads "// launch: grid 2 block 64": words and numbers.
 void read_launch(const std::string& line, CheckedKernel* kernel) {
   std::istringstream words(line);
   for (std::string word, value; words >> word >> value;) {

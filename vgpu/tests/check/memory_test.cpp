@@ -1,4 +1,4 @@
-// Bounds, first reads, and the knowledge that atomics publish to other blocks.
+// Tests of bounds, first reads, and the knowledge that atomics publish to other blocks.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -114,7 +114,7 @@ struct Chain {
   bool ordered = true;
 };
 
-// A block writes, then sets a flag; another sees the flag, then reads.
+// A block writes and sets a flag. Another block sees the flag and reads.
 TEST_F(Global, Flags) {
   const Order kRelaxed = Order::relaxed;
   const Chain chains[] = {
@@ -144,7 +144,7 @@ TEST_F(Global, Flags) {
   }
 }
 
-// A counter that blocks add to: each passes on what it learnt.
+// Blocks add to a counter. Each passes on the knowledge that it has learnt.
 TEST_F(Global, ChainsOfBlocks) {
   Play play({.blocks = 3, .cluster = 1}, buffers);
   const uint64_t counter = at + 4096;
@@ -157,7 +157,7 @@ TEST_F(Global, ChainsOfBlocks) {
   EXPECT_EQ(play.text(), "");
 }
 
-// Blocks that write the same place race, but for atomic reductions.
+// Blocks that write the same place race, except by atomic reductions.
 TEST_F(Global, BulkReductions) {
   for (const bool reduces : {false, true}) {
     Play play(kTwo, buffers);
@@ -219,7 +219,7 @@ TEST(Shared, Uninitialised) {
   EXPECT_EQ(play.rules(), "uninitialised");
 }
 
-// A bulk addition reads what it adds to.
+// A bulk addition reads the memory that it adds to.
 TEST(Shared, UninitialisedSum) {
   for (const bool reduces : {false, true}) {
     Play play;

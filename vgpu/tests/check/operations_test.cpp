@@ -1,4 +1,4 @@
-// Asynchronous operations: what covers them, and what the async proxy sees.
+// Tests of asynchronous operations: the waits that cover them, and the order of the async proxy.
 #include <gtest/gtest.h>
 
 #include "vgpu/tests/check/play.h"
@@ -63,7 +63,7 @@ TEST(BulkLoad, AWaitPassesOnThroughABarrier) {
   EXPECT_EQ(play.rules(), "missing-wait");
 }
 
-// full and empty barriers of a ring, as kernels use them.
+// Uses full and empty barriers of a ring, as kernels do.
 TEST(BulkLoad, RingOfTwoBarriers) {
   for (const bool arrives : {true, false}) {
     Play play;
@@ -219,7 +219,7 @@ TEST(Proxy, AFenceIsNoBarrier) {
   EXPECT_EQ(play.rules(), "data-race");
 }
 
-// Reads may be outstanding when a copy writes there.
+// Reads may be outstanding when a copy writes the memory.
 TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
   enum class By { nobody, reader, issuer, issuer_too_early, other_space };
   for (const By fenced : {By::nobody, By::reader, By::issuer, By::issuer_too_early, By::other_space}) {
@@ -269,7 +269,7 @@ TEST(Proxy, AFenceBehindABarrierIsForAllReaders) {
   }
 }
 
-// A thread that copies over what it has read itself; products read as copies write.
+// A thread copies over data that it has read. Products read through the proxy through which copies write.
 TEST(Proxy, OwnReadsNeedAFenceAndProductsNone) {
   Play play;
   const BarrierId full = play.mbarrier();
@@ -311,7 +311,7 @@ TEST(Wgmma, AllFourWarpsMustHaveWaited) {
   }
 }
 
-// Rows of A belong to one warp each: it may have written them itself.
+// Each warp reads separate rows of A, and may have written them before.
 TEST(Wgmma, RowsOfAWarp) {
   for (const int32_t reader : {0, 1}) {
     Play play;
@@ -389,7 +389,7 @@ struct Store {
   const char* rules = "";
 };
 
-// The source of a bulk store is written again.
+// The source of a bulk store is overwritten.
 TEST(BulkStore, SourceWrittenAgain) {
   for (const Store s :
        {Store{}, Store{.read_only = false}, Store{.commits = false, .rules = "missing-wait"},
@@ -412,8 +412,8 @@ TEST(BulkStore, SourceWrittenAgain) {
   }
 }
 
-// All lanes of a warp may issue the same copy. They may not if a lane repeats it, two warps issue it, a later iteration
-// does, or the bytes or their place differ in part.
+// All lanes of a warp may issue the same copy. The copy is an error if a lane, another warp or a later iteration
+// repeats the copy. Bytes or places that differ in part are also an error.
 TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
   enum class Between { nothing, commit, reads_are_done, store };
   struct Second {
@@ -438,7 +438,7 @@ TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
       play.issue(issuer, AsyncKind::bulk_store, {Play::shared(kAt + from, 32)}, {Play::global(&out[to / 4], 32)});
     };
     copy(0, 0);
-    // Only the first lane has waited: the second lane counts its own groups.
+    // Only the first lane has waited, because the second lane counts other groups.
     if (c.between == Between::commit || c.between == Between::reads_are_done)
       play.checker->group_commits(play.at(0, 1, "cp.async.bulk.commit_group"), AsyncKind::bulk_store);
     if (c.between == Between::reads_are_done)
@@ -539,7 +539,7 @@ TEST(Operations, WhatWasDoneBeforeTheIssueIsPassedOn) {
   EXPECT_EQ(play.rules(), "data-race");
 }
 
-// Operations without number leave room for themselves.
+// The checker removes completed operations, so that any number of them is possible.
 TEST(Operations, AreForgotten) {
   Play play;
   const BarrierId id = play.mbarrier();

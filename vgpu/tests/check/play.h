@@ -1,4 +1,4 @@
-// Events made by hand, as the machine would raise them.
+// Plays events to the checker as the machine would raise them.
 #pragma once
 
 #include <algorithm>
@@ -85,12 +85,12 @@ class Play {
   Actor at(int32_t cta, int32_t warp, uint32_t lanes, const std::string& text) {
     return {cta, warp, lanes, program_.place(text)};
   }
-  // Once more at a place.
+  // An actor that executes the same place again.
   Actor at(int32_t warp, uint32_t lanes, int32_t place) { return {0, warp, lanes, place}; }
   // An actor of block 0.
   Actor at(int32_t warp, uint32_t lanes, const std::string& text) { return at(0, warp, lanes, text); }
 
-  // Lane i touches bytes at address + i * stride.
+  // Lane i accesses bytes at address + i * stride.
   uint32_t touch(const Actor& actor, LaneAccess access, uint64_t address, uint64_t stride, int32_t cta = -1) {
     std::array<uint64_t, 32> addresses{};
     std::array<int32_t, 32> ctas{};
@@ -192,7 +192,7 @@ class Play {
     }
   }
 
-  // "data-race missing-wait", sorted.
+  // Returns "data-race missing-wait", sorted.
   std::string rules() const {
     std::vector<std::string> names;
     for (const Finding& f : checker->findings()) names.emplace_back(name_of(f.rule));

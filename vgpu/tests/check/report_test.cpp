@@ -1,4 +1,4 @@
-// The text of a finding.
+// Tests of the text of a finding.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -46,7 +46,7 @@ TEST(Report, FindingsOfTheMachineAreAmongThem) {
   EXPECT_NE(play.text().find("barrier-count in kernel: barrier 3\n  counts differ\n"), std::string::npos);
 }
 
-// A repeated mistake is one finding, however many addresses it has.
+// A repeated mistake is one finding, for any number of addresses.
 TEST(Report, CountsWhatIsAlike) {
   Play play;
   const Actor reads = play.at(2, kAll, "ld.shared.u32"), also = play.at(3, kAll, reads.instruction);

@@ -1,4 +1,4 @@
-// Tensor memory.
+// Tests of tensor memory.
 #include <gtest/gtest.h>
 
 #include "vgpu/tests/check/play.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint32_t kMmaWarp = 4;
 
-// Four warps that load and store, one that issues products; 128 columns are allocated.
+// Four warps load and store, and one warp issues products. 128 columns are allocated.
 class Tensor : public testing::Test {
  protected:
   Tensor() {
@@ -95,7 +95,7 @@ TEST_F(Tensor, ProductsOfOneThreadAreInOrder) {
   EXPECT_EQ(play.text(), "");
 }
 
-// The next product overwrites what a warp may still be loading.
+// The next product overwrites cells that a warp may still be loading.
 TEST_F(Tensor, OverwrittenBehindALoad) {
   for (const bool waits : {true, false}) {
     multiply();
@@ -140,8 +140,8 @@ TEST_F(Tensor, FencesAreWanted) {
   EXPECT_EQ(play.rules(), "missing-tcgen05-fence missing-tcgen05-fence");
 }
 
-// Scales are copied over the preceding product's, and over unused ones. A fence after the wait for products is enough,
-// whatever barriers the loading warps pass later.
+// Scales are copied over the preceding product's, and over unused ones. A fence after the wait for products suffices;
+// the loading warps may pass further barriers.
 TEST_F(Tensor, BarriersBehindAFenceTakeNothingFromIt) {
   multiply();
   commit(0);
@@ -169,7 +169,7 @@ TEST_F(Tensor, CopiesOfOneThreadAreInOrder) {
   EXPECT_EQ(play.text(), "");
 }
 
-// dealloc requires only that all operations have completed. A relaxed cluster barrier is enough.
+// dealloc requires only that all operations have completed, so that a relaxed cluster barrier suffices.
 TEST_F(Tensor, FreedBehindARelaxedBarrier) {
   multiply();
   commit(0);
@@ -210,7 +210,7 @@ TEST_F(Tensor, NeverFreed) {
   EXPECT_EQ(play.rules(), "tmem-leak");
 }
 
-// The machine reports it.
+// The machine reports this access.
 TEST_F(Tensor, BeyondItsEnd) {
   multiply(448, 128);
   EXPECT_FALSE(play.issued);

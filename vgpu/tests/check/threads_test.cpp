@@ -1,4 +1,4 @@
-// Synchronisation that orders the accesses of threads, and synchronisation that does not.
+// Tests of synchronisation that orders the accesses of threads, and of synchronisation that does not.
 #include <gtest/gtest.h>
 
 #include "vgpu/tests/check/play.h"

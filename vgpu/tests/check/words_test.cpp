@@ -1,5 +1,4 @@
-// How shadow memory keeps words, runs and granules that everybody reads must not show: against a plain list of
-// accesses.
+// Compares shadow memory of words, runs and crowded granules with a plain list of accesses.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -13,7 +12,7 @@ namespace {
 // The threads that have accessed each byte since the last barrier of all threads.
 class PlainModel {
  public:
-  // The expected finding for an access of these lanes, lane i at address + i * stride.
+  // Returns the expected finding for an access of these lanes, lane i at address + i * stride.
   std::string access(int32_t warp, uint32_t lanes, uint64_t address, uint32_t bytes, uint64_t stride, bool writes) {
     bool races = false, unwritten = false;
     for (uint32_t lane = 0; lane < 32; ++lane) {
@@ -88,7 +87,7 @@ TEST(Words, RandomAccessesAreJudgedAsByAPlainList) {
   EXPECT_GT(findings, 1000);
 }
 
-// The write is known to who comes third, the read is not.
+// The third thread knows the write, but not the read.
 TEST(Words, AReadBehindAWriteIsRemembered) {
   Play play({.threads = 96});
   play.store(play.at(0, kAll, "st.shared"), kAt, 4, 20);

@@ -1,4 +1,4 @@
-// Virtual GPUs in the C interface: names, refusals, host pointers, and a result compared with the CPU engine's.
+// Tests virtual GPUs in the C interface: names, refusals, host pointers, and a result compared with the CPU engine's.
 #include "engine/context.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The virtual GPU through gpu::Device, with kernels of a few instructions.
+// Tests the virtual GPU through gpu::Device, with kernels of a few instructions.
 #include "vgpu/src/device.h"
 
 #include <gtest/gtest.h>
@@ -269,7 +269,7 @@ TEST_F(DeviceTest, TheCheckerCanBeOff) {
   EXPECT_EQ(to[99], 6.0f);
 }
 
-// The store's data is the load's: who may use the one may do the other.
+// The store stores the loaded value, so that both need the same permissions.
 constexpr const char* kLoadsAndStores = R"(
 .version 9.0
 .target sm_100a

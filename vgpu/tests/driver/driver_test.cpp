@@ -1,4 +1,4 @@
-// The stand-in for the CUDA driver library: loaded by its path, and by programs under `tandem vgpu exec`.
+// Tests the library that replaces the CUDA driver: loaded by its path, and by programs under `tandem vgpu exec`.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -45,7 +45,7 @@ DONE:
 }
 )";
 
-// A function of the library, called with the arguments' own types.
+// A function of the library, called with the arguments' types.
 template <class... Parameters>
 CUresult call(const char* name, Parameters... parameters) {
   static void* const library = dlopen(VIRTUAL_CUDA, RTLD_NOW | RTLD_LOCAL);
@@ -99,7 +99,7 @@ TEST_F(Driver, RunsAKernel) {
   ASSERT_EQ(call("cuMemcpyDtoH_v2", static_cast<void*>(numbers.data()), at, size_t{400}), kSuccess);
   for (const float x : numbers) EXPECT_EQ(x, 6.0f);
 
-  // A variable of the module, and the launch's parameters as one block.
+  // Reads a variable of the module, and passes the launch's parameters as one block.
   uint64_t factor_at = 0;
   size_t bytes = 0;
   ASSERT_EQ(call("cuModuleGetGlobal_v2", &factor_at, &bytes, module, "factor"), kSuccess);
@@ -185,7 +185,7 @@ TEST_F(Driver, RegistersMemoryOfTheProgram) {
 }
 
 // A stream captures a copy, a launch of another stream that waits for it, and a copy back. Each launch of the graph
-// executes them again, with the parameters that they were captured with.
+// executes them again, with the captured parameters.
 TEST_F(Driver, CapturesAndReplaysAStream) {
   void* const module = load(kScale);
   void *const kernel = kernel_of(module), *first = nullptr, *second = nullptr, *event = nullptr;
@@ -237,7 +237,7 @@ TEST_F(Driver, CapturesAndReplaysAStream) {
   EXPECT_EQ(call("cuModuleUnload", module), kSuccess);
 }
 
-// Nodes follow their dependencies in whichever order they are added.
+// Nodes follow their dependencies in any order of insertion.
 TEST_F(Driver, MakesAGraphNodeByNode) {
   void* const module = load(kScale);
   uint64_t at = 0;
@@ -301,7 +301,7 @@ TEST_F(Driver, FindsFunctionsByNameAndVersion) {
 
 void append(std::string* bytes, auto value) { bytes->append(reinterpret_cast<const char*>(&value), sizeof value); }
 
-// With one entry for this compute capability.
+// Returns a fat binary with one entry for this compute capability.
 std::string fat_binary(const std::string& payload, uint16_t kind, uint32_t capability, uint64_t flags, uint64_t size) {
   std::string padded = payload;
   padded.resize((payload.size() + 8) / 8 * 8);
@@ -325,7 +325,7 @@ std::string fat_binary(const std::string& payload, uint16_t kind, uint32_t capab
   return bytes + padded;
 }
 
-// LZ4 without anything to repeat but 20 spaces in front.
+// Encodes LZ4 in which only the first 20 spaces repeat.
 std::string packed(const std::string& text) {
   std::string bytes("\x1f \x01\x00\x00", 5);  // one literal, then 15 + 0 + 4 = 19 repetitions
   bytes += '\xf0';
@@ -351,7 +351,7 @@ TEST_F(Driver, LoadsFatBinaries) {
   EXPECT_EQ(loads(fat_binary(text, 2, 90, 0, 0)), kNoBinaryForGpu);                              // machine code
 }
 
-// nvcc -rdc=true: the wrapper's own image is machine code, and a list has the PTX of each object.
+// nvcc -rdc=true: the wrapper's image is machine code, and a list has the PTX of each object.
 TEST_F(Driver, LinksTheObjectsOfAProgram) {
   std::string text = kScale;
   const std::string visible = ".visible .global .align 4 .f32 factor = 0f40000000;";
@@ -405,7 +405,7 @@ struct Size {
   unsigned x, y, z;
 };
 
-// The registrations that nvcc generates for `__device__ float factor` and `scale<<<2, 64>>>(to, 100)`.
+// Makes the registrations that nvcc generates for `__device__ float factor` and `scale<<<2, 64>>>(to, 100)`.
 TEST(Runtime, RunsAKernelOfTheProgram) {
   static const std::string image = fat_binary(kScale, 1, 90, 0, 0);
   const struct {
@@ -442,7 +442,7 @@ TEST(Runtime, RunsAKernelOfTheProgram) {
       kSuccess);
   for (const float x : numbers) EXPECT_EQ(x, 30.0f);
 
-  // The same launch, captured, and a copy after it.
+  // Captures the same launch, and a copy after it.
   void *stream = nullptr, *captured = nullptr, *exec = nullptr;
   ASSERT_EQ(runtime("cudaStreamCreate", &stream), kSuccess);
   ASSERT_EQ(runtime("cudaStreamBeginCapture", stream, 0), kSuccess);

@@ -1,5 +1,5 @@
-// PTX ISA, "Parallel Synchronization and Communication Instructions": barriers of blocks and clusters, mbarriers,
-// fences.
+// Tests of PTX ISA, "Parallel Synchronization and Communication Instructions": barriers of blocks and clusters,
+// mbarriers, fences.
 #include "base/text.h"
 #include "vgpu/tests/instructions/bench.h"
 
@@ -9,7 +9,7 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// Registers that most bodies want, and where thread t of block b writes its words: out, 16 bytes each.
+// Defines registers of most bodies. Thread t of block b writes its words to out, 16 bytes each.
 constexpr const char* kProlog = R"(
   .reg .b32 t, b, n, x, y, z, w, at, bar;
   .reg .b64 in, out, state, wide;
@@ -30,7 +30,7 @@ BenchKernel kernel_of(const std::string& body, u32 threads, u32 blocks = 1, u32 
   kernel.memory = {Memory::out(threads * blocks * 16)};
   return kernel;
 }
-// check(thread of the grid, its words)
+// Calls check(thread of the grid, its words).
 template <class F>
 void try_kernel(const BenchKernel& kernel, F&& check) {
   on_each(kernel, [&](const Bench&, const BenchKernel& done) {
@@ -47,7 +47,7 @@ TEST(Barrier, OrdersTheBlock) {
   for (const char* sync : {"bar.sync 0;", "barrier.sync 0;", "barrier.sync.aligned 0;", "bar.sync 3, 128;",
                            "bar.cta.sync 5;", "barrier.cta.sync.aligned 15, 128;"}) {
     SCOPED_TRACE(sync);
-    // Each thread reads what another warp's wrote, twice.
+    // Each thread reads a word of another warp, twice.
     try_kernel(kernel_of(std::string(R"(
       .shared .b32 words[128];
       mov.u32 at, words;
@@ -74,7 +74,7 @@ TEST(Barrier, OrdersTheBlock) {
   }
 }
 
-// Warps 0 and 1 write, arrive and go on; warps 2 and 3 wait for them.
+// Warps 0 and 1 write, arrive and continue; warps 2 and 3 wait for them.
 TEST(Barrier, ArrivesWithoutWaiting) {
   for (const char* arrive : {"bar.arrive 2, 128;", "barrier.arrive 2, 128;", "barrier.cta.arrive.aligned 2, 128;"})
     try_kernel(kernel_of(std::string(R"(
@@ -138,7 +138,7 @@ TEST(Barrier, OfAWarp) {
              [](u32 i, const u32* words) { EXPECT_EQ(words[0], i ^ 21); });
 }
 
-// Fences change nothing by themselves: all are executed between a store and a load.
+// Fences alone change nothing: all forms are executed between a store and a load.
 TEST(Fence, EveryForm) {
   for (const char* fence : {"membar.cta;",
                             "membar.gl;",
@@ -180,7 +180,7 @@ constexpr const char* kBarrier = R"(
 )";
 
 TEST(Mbarrier, CountsArrivals) {
-  // Four warps' threads arrive; the phase that each waits for is its own token's.
+  // The threads of four warps arrive. Each waits for the phase of its token.
   for (const char* arrive :
        {"mbarrier.arrive.shared::cta.b64 state, [bar];", "mbarrier.arrive.release.cta.shared::cta.b64 state, [bar];",
         "mbarrier.arrive.shared.b64 state, [bar], 1;",
@@ -240,7 +240,7 @@ TEST(Mbarrier, FreshBarrierLetsTheOddParityPass) {
              });
 }
 
-// Several phases: the parity alternates.
+// Runs several phases, whose parity alternates.
 TEST(Mbarrier, PhasesFollowEachOther) {
   try_kernel(kernel_of(std::string(kBarrier) + R"(
       @p mbarrier.init.shared::cta.b64 [bar], 64;
@@ -266,7 +266,7 @@ TEST(Mbarrier, PhasesFollowEachOther) {
 }
 
 TEST(Mbarrier, CountsBytes) {
-  // An arrival expects bytes, which are then completed by hand.
+  // An arrival expects bytes, which an instruction then completes.
   for (const char* expect :
        {"mbarrier.arrive.expect_tx.shared::cta.b64 state, [bar], 48;",
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [bar], 48;",
@@ -408,7 +408,7 @@ TEST(Cluster, GenericAddresses) {
              });
 }
 
-// All threads of a cluster on the counter of block 0, by its distributed address.
+// All threads of a cluster add to the counter of block 0, by its distributed address.
 TEST(Cluster, RemoteAtomicsAndBarriers) {
   try_kernel(kernel_of(R"(
       .shared .b32 counter;

@@ -34,7 +34,7 @@ std::vector<Bench> open_all() {
   return list;
 }
 
-// Device memory for a launch, returned at its end.
+// Device memory for a launch, freed at its end.
 class Copies {
  public:
   explicit Copies(gpu::Device& device) : device_(device) {}

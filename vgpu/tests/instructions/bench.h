@@ -1,5 +1,5 @@
-// Small PTX kernels on every present device: the virtual GPUs always, and the CUDA driver's GPU if there is one. Such a
-// GPU then judges the tables of this folder.
+// Small PTX kernels on every available device: the virtual GPUs, and the CUDA driver's GPU if one is present. Such a
+// GPU then checks the tables of this folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,10 +33,10 @@ struct Bench {
   bool is_virtual() const { return name != "cuda"; }
 };
 
-// All of them, opened once.
+// All devices, opened once.
 const std::vector<Bench>& benches();
 
-// Memory of a device that a kernel gets as a parameter.
+// Memory of a device that a kernel receives as a parameter.
 struct Memory {
   std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
   bool output = false;           // else it is only read
@@ -56,7 +56,7 @@ struct Memory {
     m.output = true;
     return m;
   }
-  // Read and written.
+  // Memory that the kernel reads and writes.
   template <class T>
   static Memory inout(const std::vector<T>& values) {
     Memory m = in(values);
@@ -78,8 +78,8 @@ struct MapParameter {
   size_t offset = 0;
 };
 
-// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...). It
-// has these shared arrays of the module and dynamic shared memory "smem".
+// A kernel "test" whose parameters are the memories' addresses (.u64 p0, p1, ...), then the tensor maps (map0, ...).
+// The kernel has these shared arrays of the module and dynamic shared memory "smem".
 struct BenchKernel {
   std::string declarations;  // outside of the entry: variables, functions
   std::string directives;    // the entry's: ".reqnctapercluster 2"
@@ -92,20 +92,20 @@ struct BenchKernel {
   bool settled = true;  // false: the device chooses a part of the result
 };
 
-// The module's text for a device.
+// Returns the module's text for a device.
 std::string text_of(const BenchKernel& kernel, const Bench& bench);
 
-// A form of an instruction, "cp.async.bulk...", its qualifiers sorted: their order is free.
+// Returns a form of an instruction, "cp.async.bulk...", with its qualifiers sorted, because their order is free.
 std::string in_order(const std::string& form);
 
-// Names a file. Launches then only append the forms of all instructions, and "key" and the key of each form that a
-// recording should have (recording.h).
+// Names a file. Launches then only append the forms of all instructions to it. Launches also append "key" and the key
+// of each form that a recording should have (recording.h).
 inline constexpr const char* kListVariable = "TANDEM_LIST_INSTRUCTIONS";
 
 // Loads and launches the kernel. The memories then hold its results. A failure fails the test with the text.
 bool launch(const Bench& bench, BenchKernel* kernel);
 
-// body(bench, kernel after the launch) on each device that has what the kernel needs.
+// Calls body(bench, kernel after the launch) on each device that has the features the kernel needs.
 template <class F>
 void on_each(const BenchKernel& kernel, F&& body) {
   for (const Bench& bench : benches()) {

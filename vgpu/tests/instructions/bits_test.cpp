@@ -67,7 +67,7 @@ TEST(Bits, Shifts) {
       right(u64{}, "u64");
   right(s16{}, "s16"), right(s32{}, "s32"), right(s64{}, "s64");
   forms.push_back(form("shl.b32 d, a, 5;", [](u32 a) { return a << 5; }));
-  // Funnel: 32 of the 64 bits b:a.
+  // Returns 32 of the 64 bits b:a.
   const auto funnel = [](u32 a, u32 b, u32 n, bool to_left) {
     const u64 both = u64{b} << 32 | a;
     return static_cast<u32>(to_left ? (both << n) >> 32 : both >> n);
@@ -145,7 +145,7 @@ TEST(Bits, CountAndFind) {
              for (int i = 0; i < 64; ++i) d |= (a >> i & 1) << (63 - i);
              return d;
            }),
-      // The highest bit that differs from the sign; of unsigned numbers, the highest one.
+      // Returns the highest bit that differs from the sign; for unsigned numbers the highest bit.
       form("bfind.u32 d, a;", [](u32 a) { return a == 0 ? ~0u : 31u - static_cast<u32>(std::countl_zero(a)); }),
       form("bfind.u64 d, a;", [](u64 a) { return a == 0 ? ~0u : 63u - static_cast<u32>(std::countl_zero(a)); }),
       form("bfind.s32 d, a;",
@@ -165,7 +165,7 @@ TEST(Bits, CountAndFind) {
              return u == 0 ? ~0u : static_cast<u32>(std::countl_zero(u));
            }),
       form("bfind.shiftamt.u64 d, a;", [](u64 a) { return a == 0 ? ~0u : static_cast<u32>(std::countl_zero(a)); }),
-      // The b's bit of the mask, and the n-th set one from there, up or down.
+      // Starts at bit b of the mask, and returns the n-th set bit from there, up or down.
       form("fns.b32 d, a, b, c;",
            [](u32 mask, u32 base, s32 n) {
              base &= 31;
@@ -180,8 +180,8 @@ TEST(Bits, CountAndFind) {
   });
 }
 
-// The ISA takes position and length from low bytes. No GPU has the instructions of 64 bits: what the assembler makes of
-// them takes all 32 bits.
+// The ISA takes position and length from low bytes. No GPU has 64-bit instructions; the assembler's replacement uses
+// all 32 bits.
 template <class T>
 void cut(u32* position, u32* length) {
   if (sizeof(T) == 4) *position &= 0xff, *length &= 0xff;

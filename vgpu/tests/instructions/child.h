@@ -1,4 +1,4 @@
-// Runs this program again in a separate process, for results that its environment decides.
+// Runs this program again in a separate process, for results that depend on its environment.
 #pragma once
 
 #include <unistd.h>
@@ -14,7 +14,7 @@
 
 namespace tandem::test {
 
-// A file that ends with the object.
+// A file that is deleted with the object.
 struct TemporaryFile {
   const std::string path = str_cat(testing::TempDir(), "tandem_instructions_", getpid(), "_", number()++, ".txt");
 
@@ -36,7 +36,7 @@ struct TemporaryFile {
   }
 };
 
-// Runs the tests of a filter; whether they passed. variables: "NAME='value' ...".
+// Runs the tests of a filter and returns whether they passed. variables: "NAME='value' ...".
 inline bool run_self(const std::string& variables, const std::string& filter) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   return std::system(
@@ -44,7 +44,7 @@ inline bool run_self(const std::string& variables, const std::string& filter) {
          0;
 }
 
-// The launches of all tests: see kListVariable.
+// Returns the launches of all tests: see kListVariable.
 inline std::vector<std::string> listed() {
   const TemporaryFile list;
   EXPECT_TRUE(run_self(str_cat(kListVariable, "='", list.path, "'"), "-Coverage.*:Recorded.*"));

@@ -1,4 +1,4 @@
-// PTX ISA, "Comparison and Selection Instructions".
+// Tests of PTX ISA, "Comparison and Selection Instructions".
 #include <cmath>
 #include <limits>
 
@@ -88,7 +88,7 @@ TEST(Compare, Reals) {
   try_all(forms);
 }
 
-// The second predicate is the comparison denied, each joined with a third.
+// The second predicate is the negated comparison. Each is combined with a third predicate.
 TEST(Compare, JoinedWithAPredicate) {
   try_all({
       form("setp.lt.s32 d|e, a, b;", [](s32 a, s32 b) { return std::pair(a < b, a >= b); }),

@@ -1,4 +1,4 @@
-// PTX ISA, "cvt" and "mov".
+// Tests of PTX ISA, "cvt" and "mov".
 #include <cfenv>
 #include <cmath>
 #include <limits>
@@ -18,14 +18,14 @@ using u16 = uint16_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// Registers have 16 bits at least: bytes lie in the low ones of those.
+// Registers have at least 16 bits, so that bytes are in their low bits.
 template <class T>
 using Register = std::conditional_t<sizeof(T) == 1, u16, std::make_unsigned_t<T>>;
 template <class T>
 std::string name() {
   return (std::numeric_limits<T>::is_signed ? "s" : "u") + std::to_string(8 * sizeof(T));
 }
-// As the register holds it: extended by the type's sign.
+// Returns the register's contents: the value, extended by the type's sign.
 template <class T>
 Register<T> extended(T x) {
   return static_cast<Register<T>>(x);
@@ -43,7 +43,7 @@ TEST(Convert, BetweenIntegers) {
       const std::string types = "." + name<To>() + "." + name<From>() + " d, a;";
       forms.push_back(
           form("cvt" + types, [](Register<From> a) { return extended(static_cast<To>(static_cast<From>(a))); }));
-      // Saturation exists where it can happen.
+      // True if the conversion can saturate.
       using To_limits = std::numeric_limits<To>;
       using From_limits = std::numeric_limits<From>;
       const bool holds = To_limits::digits >= From_limits::digits && (To_limits::is_signed || !From_limits::is_signed);
@@ -67,7 +67,8 @@ double to_integral(const std::string& how, double x) {
   return how == "rmi" ? std::floor(x) : std::ceil(x);
 }
 
-// Beyond the type's range: its nearest end. NaN: zero, but where 64 bits are involved the lowest bit pattern.
+// Values beyond the type's range give its nearest end. NaN gives zero, but the lowest bit pattern if 64 bits are
+// involved.
 template <class To>
 To clamped(double x, bool wide_source) {
   if (std::isnan(x)) return wide_source || sizeof(To) == 8 ? static_cast<To>(u64{1} << (8 * sizeof(To) - 1)) : To{0};
@@ -118,7 +119,7 @@ To rounded(const Mode& mode, From x) {
   return result;
 }
 
-// A 16-bit value from a format with more bits than float32 is rounded to odd there first.
+// Formats with more bits than float32 are first rounded to odd in float32.
 Half half_of(long double x, Format format) {
   auto f = static_cast<float>(x);
   if (std::isfinite(f) && static_cast<long double>(f) != x) {
@@ -155,7 +156,7 @@ bool nan_or_same(const Values&, uint64_t got, uint64_t want) {
   return got == want || (std::isnan(value_of<T>(got)) && std::isnan(value_of<T>(want)));
 }
 
-// Tiny is what it would be without a smallest exponent.
+// A result is tiny if it is below the smallest normal number with an unlimited exponent.
 float narrowed(const Mode& mode, bool ftz, double a) {
   const auto higher = rounded<float>(mode, std::fabs(a) < 1 ? a * 0x1p64 : a);
   if (ftz && std::fabs(higher) < 0x1p-62f) return std::copysign(0.0f, higher);
@@ -226,7 +227,7 @@ TEST(Convert, NaNOfDouble) {
            form("cvt.rn.bf16.f64 d, a;", [](double) { return Half{0x7fc0}; }).of(nan).within(half(0x7f80))});
 }
 
-// A number just below the smallest normal one of float32, which it rounds to.
+// Tests a number just below the smallest normal float32, which rounds to the normal number.
 TEST(Convert, FlushesWhatIsTinyWhenRounded) {
   const double a = 0x1.ffffffcp-127;
   try_all({form("cvt.rn.ftz.f32.f64 d, a;", [](double) { return 0x1p-126f; }).of(a),
@@ -235,7 +236,7 @@ TEST(Convert, FlushesWhatIsTinyWhenRounded) {
            form("cvt.rm.ftz.f32.f64 d, a;", [](double) { return -0x1p-126f; }).of(-a)});
 }
 
-// The largest number of 24 bits below the smallest normal one, and what lies between the two.
+// Tests the largest number of 24 bits below the smallest normal number, and values between the two.
 TEST(Convert, FlushesTheLargestTinyNumber) {
   const double largest = 0x1.fffffep-127, smallest_normal = 0x1p-126, middle = 0x1.ffffffp-127;
   std::vector<Values> sets;
@@ -314,7 +315,8 @@ TEST(Convert, EightBits) {
   try_all(forms);
 }
 
-// Blackwell's narrower formats. Formats of 4 bits are bytes, for which no other instruction has registers.
+// Tests Blackwell's narrower formats. Formats of 4 bits are tested as bytes, because only this instruction has
+// registers of that type.
 TEST(Convert, SixBitsAndScales) {
   std::vector<Form> forms;
   for (const Format format : {Format::e2m3, Format::e3m2})
@@ -403,7 +405,7 @@ TEST(Move, RegistersAndConstants) {
   try_all(forms);
 }
 
-// A guard leaves what was there where it is false.
+// A false guard leaves the destination unchanged.
 TEST(Move, Guarded) {
   try_all({
       form("mov.b32 d, a;\n@c mov.b32 d, b;", [](u32 a, u32 b, bool c) { return c ? b : a; }),

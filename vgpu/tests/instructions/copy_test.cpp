@@ -1,4 +1,5 @@
-// PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy": cp.async, cp.async.bulk, and reductions.
+// Tests of PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy": cp.async, cp.async.bulk, and
+// reductions.
 #include <algorithm>
 #include <cmath>
 
@@ -22,7 +23,7 @@ std::vector<u32> random_words(uint64_t seed, size_t count) {
   return words;
 }
 
-// Memory p0 is read, p1 written; "smem" has room.
+// The kernel reads memory p0 and writes p1. "smem" is dynamic shared memory.
 BenchKernel kernel_of(const std::string& body, const std::vector<u32>& in, size_t out_bytes, u32 threads = 32,
                       u32 cluster = 1) {
   BenchKernel kernel;
@@ -123,7 +124,7 @@ TEST(CpAsync, Groups) {
 TEST(CpAsync, ArrivesOnABarrier) {
   const std::vector<u32> in = random_words(4, 64);
   for (const bool noinc : {false, true}) {
-    // Without noinc the arrival is counted too, so one more is expected of each thread.
+    // Without noinc the arrival is counted too, so that one more arrival is expected of each thread.
     const std::string arrive =
         noinc ? "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [bar];"
               : "cp.async.mbarrier.arrive.shared::cta.b64 [bar];\nmbarrier.arrive.shared::cta.b64 _, [bar];";
@@ -148,7 +149,7 @@ TEST(BulkCopy, FromGlobalMemory) {
         "mov.u64 policy, "
         "0x14F0000000000000;\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [at], "
         "[in], 1024, [bar], policy;",
-        // In two pieces, the second first.
+        // Copies two pieces, the second piece first.
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [at+16], [in+16], 1008, [bar];\n"
         "mov.u32 x, 16;\ncp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [at], [in], x, [bar];"})
     on_each(kernel_of("@!p bra go;\nmbarrier.init.shared::cta.b64 [bar], 1;\nfence.mbarrier_init.release.cluster;\n"
@@ -166,7 +167,7 @@ TEST(BulkCopy, FromGlobalMemory) {
           });
 }
 
-// Shared memory as the threads wrote it, out by the bulk engine.
+// The threads write shared memory, and the bulk engine copies it to p1.
 constexpr const char* kFill = R"(
   mad.lo.s32 to, t, 32, at;
   mad.lo.s32 x, t, 17, 3;
@@ -193,7 +194,7 @@ TEST(BulkCopy, ToGlobalMemory) {
               [&](const Bench&, const BenchKernel& done) {
                 for (u32 i = 0; i < 256; ++i) ASSERT_EQ(done.memory[1].at<u32>(i), filled(i)) << copy;
               });
-  // Only the bytes that a mask names, of every sixteen.
+  // Copies only the bytes of every sixteen that a mask selects.
   BenchKernel masked = kernel_of(std::string(kFill) +
                                      ".reg .b16 mask;\nmov.b16 mask, 0x0f3c;\n@!p bra done;\n"
                                      "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [out], [at], 1024, mask;\n"
@@ -293,7 +294,7 @@ const Reduction kReductions[] = {
     {"and.b64", 8, [](u64 a, u64 b) { return a & b; }},
     {"or.b64", 8, [](u64 a, u64 b) { return a | b; }},
     {"xor.b64", 8, [](u64 a, u64 b) { return a ^ b; }},
-    // Subnormal numbers stay, although the ISA has them flushed.
+    // Subnormal numbers are kept, although the ISA flushes them.
     {"add.f32", 4, [](u64 a, u64 b) { return as<float>(a, b, [](float x, float y) { return x + y; }); }},
     {"L2::cache_hint.add.f32", 4, [](u64 a, u64 b) { return as<float>(a, b, [](float x, float y) { return x + y; }); }},
     {"add.f64", 8, [](u64 a, u64 b) { return as<double>(a, b, [](double x, double y) { return x + y; }); }},
@@ -305,7 +306,7 @@ const Reduction kReductions[] = {
     {"max.bf16", 2, [](u64 a, u64 b) { return half_choice(a, b, vgpu::units::Format::bf16, true); }},
 };
 
-// Numbers of the type without NaN, because PTX does not specify the result of two NaNs.
+// Numbers of the type except NaN, because PTX does not specify the result of two NaNs.
 std::vector<u32> operands_of(const Reduction& r, uint64_t seed) {
   Random random(seed);
   std::vector<u32> words(256);
@@ -356,12 +357,12 @@ TEST(BulkReduce, IntoGlobalMemory) {
 
 TEST(BulkReduce, IntoAnotherBlock) {
   for (const Reduction& r : kReductions) {
-    // The integers of 32 bits, and sums of 64.
+    // Valid forms have integers of 32 bits, and sums of 64 bits.
     const bool exists = r.form == "add.u64" || (r.bytes == 4 && r.form.find("add.f32") == std::string::npos);
     if (!exists) continue;
     SCOPED_TRACE(r.form);
     const std::vector<u32> in = operands_of(r, 9);
-    // Both blocks begin with the words of p0; each adds its own into the other's copy at +2048.
+    // Both blocks begin with the words of p0. Each adds its words to the other's copy at +2048.
     on_each(
         kernel_of(std::string(
                       "@p mbarrier.init.shared::cta.b64 [bar], 1;\nfence.mbarrier_init.release.cluster;\n"

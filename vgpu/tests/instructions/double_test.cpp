@@ -1,4 +1,4 @@
-// PTX ISA, "Floating Point Instructions": float64.
+// Tests of PTX ISA, "Floating Point Instructions": float64.
 #include <cfenv>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// PTX ISA, "Floating Point Instructions": float32, and pairs of it.
+// Tests of PTX ISA, "Floating Point Instructions": float32, and pairs of float32.
 #include <cfenv>
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@ using u32 = uint32_t;
 
 constexpr uint32_t kNaN = 0x7fffffff;
 
-// The GPU's form of a result: one NaN, and no subnormal numbers if it flushes.
+// Returns the GPU's form of a result: one NaN, and zero for subnormal numbers with ftz.
 float flushed(float x, bool ftz) {
   return ftz && std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
@@ -25,7 +25,7 @@ struct Mode {
 };
 const Mode kModes[] = {{"rn", FE_TONEAREST}, {"rz", FE_TOWARDZERO}, {"rm", FE_DOWNWARD}, {"rp", FE_UPWARD}};
 
-// f as the CPU computes it in a rounding mode. Its operands are volatile, or the compiler might know better.
+// Computes f on the CPU in a rounding mode. Volatile operands keep the compiler from folding.
 template <class F>
 float rounded(int mode, F&& f) {
   std::fesetround(mode);
@@ -34,8 +34,9 @@ float rounded(int mode, F&& f) {
   return result;
 }
 
-// op(a, b, c, lift), which is linear in lift. A GPU flushes a value that is tiny when rounded to 24 bits, whatever its
-// exponent. The CPU rounds a subnormal number to fewer bits, so the lifted value shows the result before flushing.
+// Computes op(a, b, c, lift), which is linear in lift. A GPU flushes a value that is tiny after rounding to 24 bits,
+// for any exponent. The CPU rounds a subnormal number to fewer bits, so that the lifted value shows the result before
+// flushing.
 template <class Op>
 float computed(const Mode& mode, bool ftz, float x, float y, float z, Op op) {
   volatile float a = flushed(x, ftz), b = flushed(y, ftz), c = flushed(z, ftz);
@@ -49,7 +50,7 @@ float product_of(float a, float b, float, float lift) { return a * lift * b; }
 float quotient_of(float a, float b, float, float lift) { return a * lift / b; }
 float fused(float a, float b, float c, float lift) { return std::fma(a * lift, b, c * lift); }
 
-// f(operation, mode, ftz, suffix) for all that the operations have in common.
+// Calls f(operation, mode, ftz, suffix) for all variants that the operations share.
 template <class F>
 std::vector<Form> for_modes(F&& f) {
   std::vector<Form> forms;
@@ -168,7 +169,7 @@ TEST(Float, TestProperties) {
       form("testp.infinite.f32 d, a;", [](float a) { return std::isinf(a); }),
       form("testp.number.f32 d, a;", [](float a) { return !std::isnan(a); }),
       form("testp.notanumber.f32 d, a;", [](float a) { return std::isnan(a); }),
-      // Zeros count among the normal numbers.
+      // Zeros count as normal numbers.
       form("testp.normal.f32 d, a;", [](float a) { return std::isnormal(a) || a == 0; }),
       form("testp.subnormal.f32 d, a;", [](float a) { return std::fpclassify(a) == FP_SUBNORMAL; }),
       form("testp.finite.f64 d, a;", [](double a) { return std::isfinite(a); }),
@@ -177,13 +178,13 @@ TEST(Float, TestProperties) {
   });
 }
 
-// Within the errors that the ISA allows.
+// Approximations must be within the errors that the ISA allows.
 TEST(Float, Approximations) {
   const auto one = [](const std::string& text, double ulps, bool ftz, float (*f)(double)) {
     return form(text, [=](float a) { return finished(f(static_cast<double>(flushed(a, ftz))), ftz); })
         .within_ulps(ulps);
   };
-  // |error| <= absolute, or relative.
+  // Returns a check: the error is at most `absolute`, or at most `relative` times the result.
   const auto bounded = [](double absolute, double relative) {
     return [=](const Values&, uint64_t got, uint64_t want) {
       const double x = value_of<float>(got), y = value_of<float>(want);
@@ -208,7 +209,7 @@ TEST(Float, Approximations) {
     forms.push_back(one("cos" + f, 0, ftz, [](double a) { return static_cast<float>(std::cos(a)); })
                         .within(bounded(0x1p-14, 0))
                         .where(moderate));
-    // a * (1 / b): zero beyond 2^126.
+    // Computes a * (1 / b), which is zero beyond 2^126.
     forms.push_back(form(ftz ? "div.approx.ftz.f32 d, a, b;" : "div.approx.f32 d, a, b;",
                          [=](float a, float b) {
                            a = flushed(a, ftz), b = flushed(b, ftz);
@@ -226,7 +227,7 @@ TEST(Float, Approximations) {
   try_all(forms);
 }
 
-// The largest product that is smaller than the smallest normal number and rounds to it: that is not flushed.
+// The largest product below the smallest normal number that rounds to it is not flushed.
 TEST(Float, FlushesWhatIsTinyWhenRounded) {
   const auto a = value_of<float>(0x20000001), b = value_of<float>(0x1ffffffe);  // (1 - 2^-46) 2^-126
   for (const bool down : {false, true}) {
@@ -238,7 +239,7 @@ TEST(Float, FlushesWhatIsTinyWhenRounded) {
 }
 
 // Values just below the smallest normal number. The largest number of 24 bits there is tiny without rounding and is
-// flushed. Rounded outwards to a subnormal number's bits it would be the smallest normal number. No sum can be it,
+// flushed. Rounded outwards to a subnormal number's bits it would be the smallest normal number. No sum has this value,
 // because sums are multiples of 2^-149.
 TEST(Float, FlushesTheLargestTinyNumber) {
   std::vector<Form> forms;
@@ -269,7 +270,7 @@ TEST(Float, FlushesTheLargestTinyNumber) {
   try_all(forms);
 }
 
-// The ends of their ranges exactly.
+// Results at the ends of the ranges must be exact.
 TEST(Float, ApproximationsOfSpecialValues) {
   const float inf = INFINITY;
   struct Case {
@@ -286,7 +287,7 @@ TEST(Float, ApproximationsOfSpecialValues) {
     try_all({form(c.text, [=](float) { return c.want; }).of(c.x)});
 }
 
-// f32x2: both halves of 64 bits alike.
+// f32x2: computes both halves of 64 bits in the same way.
 template <class F>
 auto both(F f) {
   return [f](uint64_t a, uint64_t b, uint64_t c) {

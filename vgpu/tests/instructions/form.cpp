@@ -9,7 +9,7 @@
 namespace tandem::test {
 namespace {
 
-// Values that arithmetic gets wrong: ends of ranges, zeros of both signs, ties, infinities, NaN.
+// Returns adversarial values: ends of ranges, zeros of both signs, ties, infinities, NaN.
 std::vector<uint64_t> hostile(Operand operand) {
   switch (operand) {
     case Operand::predicate: return {0, 1};
@@ -90,7 +90,8 @@ uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-// All pairs of adversarial values of the first two operands, adversarial and random third ones; then random values.
+// All pairs of adversarial values of the first two operands, with adversarial and random third operands. Random values
+// follow.
 std::vector<Values> operands_of(const Form& form) {
   Random random(hash_of(form.text));
   std::vector<Values> list;
@@ -133,7 +134,7 @@ const char* register_type(Operand operand) {
   }
 }
 
-// A thread per set of operands. Each value has 8 bytes of memory.
+// One thread per set of operands. Each value has 8 bytes of memory.
 std::string body_of(const Form& form) {
   constexpr const char* sources[] = {"a", "b", "c", "g"};
   constexpr const char* results[] = {"d", "e"};
@@ -174,7 +175,7 @@ std::string hex(uint64_t x) {
   return text;
 }
 
-// The first few that differ, each with its operands.
+// Prints the first few differences, each with its operands.
 void compare(const Form& form, const std::vector<Values>& operands, const Memory& out) {
   int wrong = 0;
   for (size_t i = 0; i < operands.size(); ++i) {

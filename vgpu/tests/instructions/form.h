@@ -1,10 +1,10 @@
-// Instructions that compute a value from values: a row of a table each, tried on thousands of operands.
+// Instructions that compute a value from values. Each is a row of a table, tested on thousands of operands.
 //
 //   form("add.s32 d, a, b;", [](int32_t a, int32_t b) { return int32_t(uint32_t(a) + uint32_t(b)); })
 //
-// gives the instruction's text and a function that computes the same plainly. The text writes d (and e, if the function
-// returns a pair) and reads a, b, c and g. The types of the function follow the registers. bool is a predicate, other
-// types have 16, 32 or 64 bits, and Half is a 16-bit number that is no integer.
+// The arguments of form() are the instruction's text and a function that computes the same on the CPU. The text writes
+// d (and e, if the function returns a pair) and reads a, b, c and g. The types of the function follow the registers.
+// bool is a predicate, other types have 16, 32 or 64 bits, and Half is a 16-bit number that is no integer.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Pair {  // two of 16 bits, in a register of 32
   uint32_t bits;
 };
 
-// Kinds of operands, by which values to try are chosen.
+// Kinds of operands, which determine the tested values.
 enum class Operand : uint8_t { none, predicate, integer16, integer32, integer64, half, pair, f32, f64 };
 
 using Values = std::array<uint64_t, 4>;   // types of the sources
@@ -52,7 +52,7 @@ struct Form {
   std::function<Results(const Values&)> expected;
   // Accepts a result; empty: exactly the expected bits.
   std::function<bool(const Values&, uint64_t got, uint64_t want)> accepts;
-  // Operands that the instruction leaves undefined are passed over.
+  // Operands for which the result is undefined are skipped.
   std::function<bool(const Values&)> defined;
   std::vector<Values> only;  // values to try instead of all, in turns
   Needs needs = Needs::any;
@@ -63,10 +63,10 @@ struct Form {
   Form& within(std::function<bool(const Values&, uint64_t got, uint64_t want)> f) {
     return accepts = std::move(f), *this;
   }
-  // f(a, b, ...) of the same types: which operands are defined.
+  // f(a, b, ...) of the same types: true if the result is defined.
   template <class F>
   Form& where(F f);
-  // The one set of operands to try.
+  // Tests only this set of operands.
   template <class... T>
   Form& of(T... operands) {
     only = {Values{bits_of(operands)...}};
@@ -75,10 +75,10 @@ struct Form {
   Form& of_each(std::vector<Values> sets) { return only = std::move(sets), *this; }
 };
 
-// A family of forms, each tried on every device.
+// Tests a family of forms on every device.
 void try_all(const std::vector<Form>& forms);
 
-// ---- How a function becomes a row ----
+// ---- Conversion of a function to a row ----
 template <class T>
 constexpr Operand operand_of() {
   if constexpr (std::is_same_v<T, bool>) return Operand::predicate;

@@ -1,4 +1,4 @@
-// PTX ISA, "Half Precision Floating Point Instructions": f16, bf16 and pairs of them.
+// Tests of PTX ISA, "Half Precision Floating Point Instructions": f16, bf16 and pairs of them.
 #include <algorithm>
 #include <cmath>
 
@@ -25,9 +25,9 @@ uint32_t flushed(uint32_t h, const Options& o) {
   return o.ftz && (h & 0x7c00) == 0 && o.format == Format::f16 ? h & 0x8000 : h;
 }
 
-// x, exact or rounded to odd with bits to spare, as a half.
+// Rounds x to a half. x is exact, or rounded to odd with enough bits.
 uint16_t rounded(double x, const Options& o) {
-  // A float64 rounded to odd in float32 first: then once to the half.
+  // Rounds a float64 to odd in float32 first, then once to the half.
   auto f = static_cast<float>(x);
   if (std::isfinite(f) && static_cast<double>(f) != x) {
     if (std::fabs(static_cast<double>(f)) > std::fabs(x)) f = std::nextafterf(f, 0);
@@ -35,14 +35,15 @@ uint16_t rounded(double x, const Options& o) {
   }
   if (std::isinf(f) && std::isfinite(x)) f = std::copysign(0x1.fffffep127f, f);
   uint32_t h = encode(f, o.format);
-  // Flushed is what rounds to less than the smallest normal number with 11 bits, not with a subnormal number's fewer.
+  // Flushes values that are below the smallest normal number after rounding to 11 bits. A subnormal number's fewer bits
+  // do not count.
   if (o.ftz && o.format == Format::f16 && std::fabs(x) < 0x1.ffep-15) h &= 0x8000;
   if (o.relu && !std::isnan(x) && std::signbit(x)) h = 0;
   if (o.sat) h = std::isnan(x) || !(x > 0) ? 0 : std::min(h, o.format == Format::f16 ? 0x3c00u : 0x3f80u);
   return static_cast<uint16_t>(h);
 }
 
-// A function of halves as one of 16-bit registers, or of both halves of a 32-bit one.
+// Converts a function of halves to a function of 16-bit registers, or of both halves of a 32-bit register.
 template <class F>
 auto single(Options o, F f) {
   return [=](auto... h) { return Half{rounded(f(static_cast<double>(decode(flushed(h.bits, o), o.format))...), o)}; };
@@ -80,7 +81,7 @@ void add_forms(const std::string& name, const Options& o, F f, std::vector<Form>
   forms->push_back(form(name + o.suffix() + "x2" + kOperands[Count], packed<Count>(o, f)));
 }
 
-// Sums of distant terms: what a double loses goes into its last bit.
+// Sums distant terms: the bits that a double loses go into its last bit.
 double sum_to_odd(double a, double b) {
   const double s = a + b, part = s - a, error = (a - (s - part)) + (b - part);
   if (!std::isfinite(s) || error == 0) return s;
@@ -137,7 +138,7 @@ TEST(HalfPrecision, SignsAndChoices) {
         forms.push_back(form(name + "x2 d, a, b;", packed<2>(o, f)));
       }
     }
-  // Signs change as bits do; PTX does not specify NaN's.
+  // Only the sign bits may change; PTX does not specify NaN's sign.
   const auto sign_only = [](const Values&, uint64_t got, uint64_t want) { return got == want; };
   for (const Format format : {Format::f16, Format::bf16}) {
     const std::string type = vgpu::units::name_of(format);
@@ -180,7 +181,7 @@ TEST(HalfPrecision, Approximations) {
   const Options f16 = {Format::f16, false, false, false}, bf16 = {Format::bf16, false, false, false};
   const auto ex2 = [](double a) { return std::exp2(a); };
   const auto tanh = [](double a) { return std::tanh(a); };
-  // Near the smallest numbers a relative error is less than their spacing.
+  // Near the smallest numbers a relative error is smaller than their spacing.
   add("ex2.approx.", f16, ex2, std::exp2(-9.9), 0x1p-24);
   add("ex2.approx.ftz.", bf16, ex2, 0x1p-7, 0x1p-126);
   add("tanh.approx.", f16, tanh, 0, std::exp2(-10.9));

@@ -1,4 +1,4 @@
-// PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision Integer Arithmetic Instructions".
+// Tests of PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision Integer Arithmetic Instructions".
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
@@ -22,7 +22,7 @@ using s128 = __int128;
 using u128 = unsigned __int128;
 #pragma GCC diagnostic pop
 
-// The name PTX has for T.
+// Returns PTX's name of T.
 template <class T>
 std::string name() {
   return str_cat(std::numeric_limits<T>::is_signed ? "s" : "u", 8 * sizeof(T));
@@ -36,7 +36,7 @@ u128 wide(T x) {
   return static_cast<u128>(static_cast<s128>(x));
 }
 
-// f<T>(forms) for all six types.
+// Calls f<T>(forms) for all six types.
 template <class F>
 std::vector<Form> for_types(F&& f) {
   std::vector<Form> forms;
@@ -103,7 +103,7 @@ TEST(Integer, Multiply24) {
 }
 
 TEST(Integer, Divide) {
-  // By zero is unspecified, and so is the one quotient that does not fit.
+  // Division by zero is unspecified, and so is the one quotient that does not fit.
   try_all(for_types([]<class T>(T, std::vector<Form>& list) {
     const auto fits = [](T a, T b) {
       return b != 0 &&
@@ -132,7 +132,7 @@ TEST(Integer, MinMaxAbsNegSad) {
   });
 }
 
-// Two of 16 bits in 32.
+// Applies F to two 16-bit values in 32 bits.
 template <class T, class F>
 auto halves(F f) {
   return [f](u32 a, u32 b) {
@@ -185,7 +185,7 @@ TEST(Integer, DotProducts) {
   try_all(forms);
 }
 
-// A carry is visible in what the next instruction makes of it.
+// A carry is visible only in the result of the next instruction.
 TEST(Integer, ExtendedPrecision) {
   try_all({
       form("add.cc.u32 d, a, b;\naddc.u32 e, c, g;",

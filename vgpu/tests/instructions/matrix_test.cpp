@@ -1,7 +1,7 @@
 // PTX ISA, "Matrix multiply-accumulate operation using mma instruction", ldmatrix, stmatrix, movmatrix, and
 // "Asynchronous Warpgroup Level Matrix Multiply-Accumulate". vgpu/tests/units compares the products of given registers
-// and shared memory with plain products. Here the results must agree on every device. Values are small integers, whose
-// sums are exact in any order.
+// and shared memory with plain products. These tests require the same results on every device. Values are small
+// integers, whose sums are exact in any order.
 #include <array>
 #include <cstring>
 
@@ -69,7 +69,7 @@ TEST(Matrix, LdMatrix) {
         std::string name = spelling;
         name.replace(name.find('#'), 1, std::to_string(count));
         name.replace(name.find(" @"), 2, trans ? ".trans" : "");
-        // 32 rows of 16 bytes, lane l gives row (5 l) % 32.
+        // Rows: 32 rows of 16 bytes; lane l has the address of row (5 l) % 32.
         std::vector<u32> in(128);
         for (u32& x : in) x = static_cast<u32>(random.next());
         WarpCase c;
@@ -136,7 +136,7 @@ TEST(Matrix, MovMatrix) {
   });
 }
 
-// Bytes and narrower, of Blackwell.
+// Tests elements of a byte or less, of Blackwell.
 TEST(Matrix, MovesOfBytes) {
   Random random(4);
   using Shape = MatrixAccess::Shape;

@@ -1,4 +1,5 @@
-// PTX ISA, "ld", "st", "atom", "red", "cvta", "isspacep" and the state spaces. Every thread has its own place.
+// Tests of PTX ISA, "ld", "st", "atom", "red", "cvta", "isspacep" and the state spaces. Every thread has a separate
+// place.
 #include <cmath>
 
 #include "vgpu/src/units/numbers.h"
@@ -16,7 +17,7 @@ using s32 = int32_t;
 using u64 = uint64_t;
 using s64 = int64_t;
 
-// Sixteen bytes of each thread at register "at" of a space: 64 threads.
+// Declares sixteen bytes of each of 64 threads, at register "at" of a space.
 std::string place(const std::string& space) {
   std::string text = "{\n.reg .b32 lane, at;\n.reg .b64 wide;\nmov.u32 lane, %tid.x;\n";
   if (space == "local") return text + ".local .align 16 .b8 memory[32];\nmov.u32 at, memory;\n";
@@ -32,7 +33,7 @@ const Width kWidths[] = {{"b8", 1, false},  {"u8", 1, false},  {"s8", 1, true}, 
                          {"s16", 2, true},  {"b32", 4, false}, {"u32", 4, false}, {"s32", 4, false}, {"f32", 4, false},
                          {"b64", 8, false}, {"u64", 8, false}, {"s64", 8, false}, {"f64", 8, false}};
 
-// The register that a load of this width makes from its low bytes.
+// Returns the register after a load of this width from its low bytes.
 u64 loaded(const Width& w, u64 x, int register_bytes) {
   if (w.bytes < 8) x &= (u64{1} << (8 * w.bytes)) - 1;
   if (w.sign && (x >> (8 * w.bytes - 1) & 1) != 0) x |= ~u64{0} << (8 * w.bytes);
@@ -44,7 +45,7 @@ TEST(Memory, EveryWidthInEverySpace) {
   for (const Width& w : kWidths) {
     const std::string t = w.type;
     const auto add = [&](const std::string& text) {
-      // Narrow values in registers of the same width, and of 32 bits.
+      // Tests narrow values in registers of the same width, and of 32 bits.
       if (w.bytes <= 2) forms.push_back(form(text, [=](u16 a) { return static_cast<u16>(loaded(w, a, 2)); }));
       if (w.bytes <= 4) forms.push_back(form(text, [=](u32 a) { return static_cast<u32>(loaded(w, a, 4)); }));
       if (w.bytes == 8) forms.push_back(form(text, [=](u64 a) { return a; }));
@@ -246,7 +247,7 @@ TEST(Memory, SpacesOfAddresses) {
       form(shared + "isspacep.global d, wide;\n}", no),
       form(local + "isspacep.local d, wide;\n}", yes),
       form(local + "isspacep.shared d, wide;\n}", no),
-      // To a space and back.
+      // Converts an address to a space and back.
       form(shared + "st.shared.b32 [at], a;\ncvta.to.shared.u64 wide, wide;\ncvt.u32.u64 at, wide;\nld.shared.b32 d, "
                     "[at];\n}",
            [](u32 a) { return a; }),
@@ -256,7 +257,7 @@ TEST(Memory, SpacesOfAddresses) {
   });
 }
 
-// ---- Atomic operations: the old value, and what is there then ----
+// ---- Atomic operations: the old value, and the new value in memory ----
 template <class T>
 std::string atom(const std::string& space, const std::string& name, const std::string& type,
                  const std::string& operands) {
@@ -330,7 +331,7 @@ TEST(Atomic, Integers) {
         form(atom<u32>(space, "cas", "b32", "b, c"), [](u32 a, u32 b, u32 c) { return std::pair(a, a == b ? c : a); }));
     forms.push_back(
         form(atom<u64>(space, "cas", "b64", "b, c"), [](u64 a, u64 b, u64 c) { return std::pair(a, a == b ? c : a); }));
-    // Equal ones, which random numbers are not.
+    // Tests equal values, because random numbers are not equal.
     forms.push_back(form(atom<u32>(space, "cas", "b32", "a, c"), [](u32 a, u32, u32 c) { return std::pair(a, c); }));
   }
   forms.push_back(form("st.global.b16 [out_], a;\natom.global.cas.b16 d, [out_], b, c;\nld.global.b16 e, [out_];",
@@ -354,7 +355,7 @@ TEST(Atomic, Floats) {
   const auto flushed = [](float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; };
   const auto nan = [](float x) { return std::isnan(x) ? value_of<float>(0x7fffffff) : x; };
   std::vector<Form> forms;
-  // In global memory float32 is flushed, in shared memory it is not.
+  // float32 is flushed in global memory, and not in shared memory.
   forms.push_back(form(atom<float>("global", "add", "f32", "b"),
                        [=](float a, float b) { return std::pair(a, nan(flushed(flushed(a) + flushed(b)))); }));
   forms.push_back(form("st.global.b32 [out_], a;\nred.global.add.f32 [out_], b;\nld.global.b32 d, [out_];",
@@ -412,7 +413,7 @@ TEST(Atomic, Floats) {
   try_all(forms);
 }
 
-// Every thread of every block on one counter: each gets another old value.
+// Every thread of every block adds to one counter: each receives a different old value.
 TEST(Atomic, AllThreadsOnOneCounter) {
   BenchKernel kernel;
   kernel.body = R"(

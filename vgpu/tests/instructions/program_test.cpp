@@ -1,6 +1,6 @@
 // Random programs of instructions whose results are exact: nested branches and loops that lanes leave one by one,
-// exchanges between lanes and warps. All devices leave the bits of a plain interpreter, that goes through the same
-// statements for the threads that are there.
+// exchanges between lanes and warps. All devices must compute the bits of a plain interpreter, which executes the same
+// statements for the active threads.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -73,7 +73,7 @@ class Writer {
  public:
   Writer(uint64_t seed, std::vector<u32> table) : random_(seed), table_(std::move(table)) {}
 
-  // Statements; depth 0: of all threads.
+  // Generates statements. depth 0: all threads execute them.
   Effect block(int depth, int statements) {
     std::vector<Effect> list;
     for (int n = 0; n < statements; ++n) list.push_back(statement(depth));
@@ -140,7 +140,7 @@ class Writer {
     };
   }
 
-  // Repeats as often as the low bits of a register state, at least once.
+  // Repeats as often as the low bits of a register specify, at least once.
   Effect loop(int depth) {
     const u32 a = any();
     const int label = labels_++;
@@ -167,7 +167,7 @@ class Writer {
     };
   }
 
-  // With another warp, through shared memory.
+  // Exchanges values with another warp, through shared memory.
   Effect exchange() {
     const u32 d = any(), a = any(), distance = static_cast<u32>(random_.between(1, kThreads - 1));
     text_ += str_cat("bar.sync 0;\nst.shared.b32 [own], r", a, ";\nbar.sync 0;\nadd.u32 x, tid, ", distance,

@@ -17,7 +17,7 @@ const Bench& h200() {
   throw std::runtime_error("vgpu:h200 is not there");
 }
 
-// A kernel with this instruction that has left these words.
+// The result of a kernel with this instruction.
 struct Left {
   explicit Left(const std::string& instruction, const std::vector<uint32_t>& words) {
     kernel.body = ".reg .b32 d, a, b;\nmov.b32 a, 0;\nmov.b32 b, 0;\n" + instruction;
@@ -93,7 +93,7 @@ TEST(Recorded, IsReadAsItWasWritten) {
   EXPECT_THROW(read_recording(file.path), std::runtime_error);
 }
 
-// Recorded from the virtual GPU itself, and again with a wrong bit in the record.
+// Records the virtual GPU, and then compares with a wrong bit in the record.
 TEST(Recorded, AnotherResultFailsItsTest) {
   const TemporaryFile file;
   const std::string test = "Barrier.Reduces:Float.ApproximationsOfSpecialValues";
@@ -111,7 +111,7 @@ TEST(Recorded, AnotherResultFailsItsTest) {
   EXPECT_FALSE(run_self(read, test));
 }
 
-// A stale recording would compare nothing without a failure.
+// A stale recording would compare nothing and would not fail.
 TEST(Recorded, HoldsWhatTheTestsLaunch) {
   const Recording& recording = the_recording();
   if (recording.records.empty())

@@ -49,7 +49,7 @@ void add(const MapParameter& map, Hash* hash) {
 }
 
 // ---- Approximate functions ----
-// How far from the truth the ISA lets a result be: |error| <= absolute or |error| <= relative * |result|.
+// The error that the ISA allows: |error| <= absolute or |error| <= relative * |result|.
 struct Approximation {
   const char* opcode;
   Format format;
@@ -66,7 +66,7 @@ const Approximation kApproximations[] = {
     {"tanh", Format::bf16, 0, 0x1p-8},
 };
 
-// The one that an instruction is, if any. Divisions and roots that name a rounding are exact.
+// Returns the approximation of an instruction, if any. Divisions and roots that name a rounding are exact.
 const Approximation* approximation_of(const vgpu::ptx::Instruction& instruction) {
   if (!instruction.has("approx") && !instruction.has("full")) return nullptr;
   for (const Approximation& a : kApproximations) {
@@ -87,13 +87,13 @@ const Approximation* approximation_of(const std::string& text) {
   return nullptr;
 }
 
-// An infinity is where the next number would be.
+// An infinity counts as the next number after the largest.
 double number_of(uint32_t code, Format format) {
   const double x = vgpu::units::decode(code, format);
   return std::isinf(x) ? std::copysign(format == Format::f16 ? 0x1p16 : 0x1p128, x) : x;
 }
 
-// Two results that are each within the bound of the truth are within twice the bound of each other.
+// Two results within the bound of the exact value are within twice the bound of each other.
 bool close(const Approximation& a, uint32_t x_code, uint32_t y_code) {
   const double x = number_of(x_code, a.format), y = number_of(y_code, a.format);
   if (std::isnan(x) || std::isnan(y)) return std::isnan(x) && std::isnan(y);

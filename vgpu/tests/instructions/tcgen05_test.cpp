@@ -1,6 +1,6 @@
 // PTX ISA, "TensorCore 5th Generation Family Instructions" of Blackwell: allocation, loads and stores, copies, the
-// shift, products, commits; and clusterlaunchcontrol. vgpu/tests/units compares the products with plain products. Here
-// they arrive through whole kernels. Values are small integers, whose sums are exact.
+// shift, products, commits; and clusterlaunchcontrol. vgpu/tests/units compares the products with plain products. These
+// tests run them in whole kernels. Values are small integers, whose sums are exact.
 #include "vgpu/src/units/tcgen05.h"
 
 #include <algorithm>
@@ -133,7 +133,7 @@ BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, co
   return kernel;
 }
 
-// The issuing thread's work, then a commit that both blocks wait for.
+// Returns the issuing thread's work, and a commit that both blocks wait for.
 std::string issued(const std::string& work, int group) {
   const std::string commit = group == 1
                                  ? "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [bar];\n"
@@ -153,7 +153,7 @@ struct State {
   std::vector<TensorMemory*> memory_pointers;
 };
 
-// Words at random, or small values of formats: of the image below and above its middle, and of the cells.
+// Fills the image with random words or small values of formats: one below its middle, one above; and the cells.
 template <class Image, class Cells>
 State state_of(int group, Image&& image_word, Cells&& cell) {
   State s;
@@ -172,7 +172,7 @@ State state_of(int group, Image&& image_word, Cells&& cell) {
   return s;
 }
 
-// After the kernel tensor memory is what the state's memories have become.
+// After the kernel, tensor memory must equal the state's memories.
 void try_kernel(const std::string& body, const State& s, int group, const State* before) {
   on_each(kernel_of(body, before->image, before->cells, group), [&](const Bench&, const BenchKernel& done) {
     size_t wrong = 0;
@@ -213,7 +213,7 @@ TEST(Tcgen05, LoadsAndStores) {
         const bool halves = c.value == TmemAccess::Shape::s16x32bx2;
         if (halves) access.second_offset = width + 3;
         if (2 * width + 3 > 240) continue;
-        // From columns 3 on of the quadrant to columns 250 on.
+        // Copies from column 3 of the quadrant to column 250.
         const int count = vgpu::units::registers(access);
         const std::string offset = halves ? ", " + std::to_string(access.second_offset) : "";
         const std::string suffix = std::string(".sync.aligned.") + c.shape + ".x" + std::to_string(repeat);
@@ -240,7 +240,7 @@ TEST(Tcgen05, LoadsAndStores) {
       }
 }
 
-// The upper half of a warp's lanes.
+// Loads the upper half of a warp's lanes.
 TEST(Tcgen05, LoadsOfUpperLanes) {
   Random random(2);
   const State before = random_state(random, 1);
@@ -341,7 +341,7 @@ u32 small_word(Random& random, Format format) {
                                        : code_of(format, x))
             << (bits * i % 32);
   }
-  // Formats of 4 and 6 bits fill the image with whatever: all codes are small.
+  // Formats of 4 and 6 bits use random bits, because all their codes are small.
   return bits_of(format) < 8 ? static_cast<u32>(random.next()) : word;
 }
 
@@ -406,7 +406,7 @@ void try_product(Random& random, const Product& c) {
   try_kernel(issued(setup + text, group), after, group, &before);
 }
 
-// An instruction descriptor of the kinds without scale factors.
+// Returns an instruction descriptor of the kinds without scale factors.
 u32 plain(u32 d, u32 a, u32 b, int m, int n, u32 more = 0) {
   return d << 4 | a << 7 | b << 10 | static_cast<u32>(n / 8) << 17 | static_cast<u32>(m / 16) << 24 | more;
 }
@@ -502,8 +502,8 @@ TEST(Tcgen05, Options) {
   }
 }
 
-// Work is taken over from blocks that have not begun: each block's number is written exactly once.
-// cluster: one block is one, and its answer goes to all of it.
+// Running blocks take over the work of blocks that have not begun: each block's number is written exactly once.
+// cluster: clusters of several blocks, which all receive the response.
 BenchKernel block_takers(bool cluster) {
   BenchKernel kernel;
   kernel.needs = Needs::blackwell;

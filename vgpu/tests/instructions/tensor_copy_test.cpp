@@ -12,7 +12,7 @@ namespace {
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// The position of a byte of shared memory under a swizzle, from cuTensorMapEncodeTiled.
+// Returns the position of a byte of shared memory under a swizzle, as cuTensorMapEncodeTiled defines it.
 u32 exchanged(gpu::Swizzle swizzle, u32 a) {
   switch (swizzle) {
     case gpu::Swizzle::none: return a;
@@ -30,7 +30,7 @@ struct Tensor {
   size_t bytes = 0;
 };
 
-// A tensor with gaps between its rows.
+// Returns a tensor with gaps between its rows.
 Tensor tensor_of(int rank, gpu::TensorType type, gpu::Swizzle swizzle, const std::vector<u64>& dims,
                  const std::vector<u32>& box) {
   Tensor t;
@@ -50,7 +50,7 @@ Tensor tensor_of(int rank, gpu::TensorType type, gpu::Swizzle swizzle, const std
 // have four bytes. A store must not begin before the tensor.
 constexpr int kInside[5] = {8, 3, 2, 1, 1}, kOutside[5] = {-4, -2, 3, -1, 2}, kBeyond[5] = {28, 7, 3, 3, 2};
 
-// f(byte offset in the tensor or -1 outside, byte offset in the box) of every byte.
+// Calls f(byte offset in the tensor or -1 outside, byte offset in the box) for every byte.
 template <class F>
 void for_each_byte(const gpu::TensorMapSpec& spec, const int* coordinates, bool is_load, F&& f) {
   const int bytes = vgpu::units::bytes_of(spec.type);
@@ -67,7 +67,7 @@ void for_each_byte(const gpu::TensorMapSpec& spec, const int* coordinates, bool 
     for (int i = 0; i < spec.rank; ++i) {
       const int64_t c = coordinates[i] + rest % counts[i] * (i == 0 ? 1 : spec.element_strides[i]);
       rest /= counts[i];
-      // A GPU stores 16 bytes where the first of them are inside.
+      // A GPU stores 16 bytes if the first of them are inside.
       const int64_t first = i == 0 && !is_load ? c * bytes / 16 * 16 / bytes : c;
       inside = inside && c >= 0 && first < static_cast<int64_t>(spec.dims[i]);
       offset += c * static_cast<int64_t>(spec.byte_strides[i]);
@@ -111,13 +111,13 @@ constexpr const char* kProlog = R"(
   mov.b64 map, map0;
   cvta.param.u64 map, map;
 )";
-// 16 bytes of the image at a time, by 128 threads.
+// Processes 16 bytes of the image at a time, by 128 threads.
 std::string image_loop(const std::string& label, const std::string& body) {
   return "mul.lo.u32 x, t, 16;\n" + label + ":\nadd.u32 y, at, x;\ncvt.u64.u32 wide, x;\n" + body +
          "add.u32 x, x, 2048;\nsetp.lt.u32 q, x, " + std::to_string(kImage) + ";\n@q bra " + label + ";\n";
 }
 
-// p1: the image before the copy, and after it.
+// p1: the image before and after the copy.
 BenchKernel load_kernel(const Tensor& t, const int* coordinates, const std::string& name, u32 box_bytes) {
   BenchKernel kernel;
   kernel.body = std::string(kProlog) + "ld.param.u64 out, [p1];\n" +
@@ -202,7 +202,7 @@ TEST(TensorCopy, LoadsEverySwizzle) {
   const int coordinates[2] = {-8, 5};
   for (int s = 0; s < 7; ++s) {
     const u32 row = s == 1 ? 32 : s == 2 ? 64 : 128;
-    // Rows as wide as the swizzle.
+    // The rows are as wide as the swizzle.
     const Tensor t = tensor_of(2, gpu::TensorType::bf16, static_cast<gpu::Swizzle>(s), {100, 50}, {row / 2, 40});
     try_load(t, coordinates, "", s < 4 ? Needs::any : Needs::blackwell);
   }
@@ -224,8 +224,8 @@ TEST(TensorCopy, LoadsEveryTypeAndFill) {
   }
 }
 
-// Rows whose last 16 bytes belong to the tensor in part: zeros begin at the first element beyond it. A store writes all
-// 16 bytes. The bytes between the rows are random here, so that a load of all 16 bytes fails.
+// The last 16 bytes of a row belong to the tensor in part: zeros begin at the first element beyond it. A store writes
+// all 16 bytes. The bytes between the rows are random here, so that a load of all 16 bytes fails.
 TEST(TensorCopy, LoadsRowsThatEndInsideAChunk) {
   for (const gpu::TensorType type : {gpu::TensorType::u8, gpu::TensorType::bf16, gpu::TensorType::f32}) {
     const auto bytes = static_cast<u32>(vgpu::units::bytes_of(type)), chunk = 16 / bytes;
@@ -266,7 +266,7 @@ TEST(TensorCopy, OtherSpellings) {
            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [at], [map, {c0, c1}], [bar];");
 }
 
-// As kernels of others spell them, alone in their cluster.
+// Uses another spelling of the instruction, in a cluster of one block.
 TEST(TensorCopy, FourAndFiveDimensions) {
   const int coordinates[5] = {8, -3, 2, 1, 1};
   for (const int rank : {2, 4, 5}) {
@@ -289,7 +289,7 @@ TEST(TensorCopy, FourAndFiveDimensions) {
   }
 }
 
-// p1: the tensor before and after.
+// p1: the tensor before and after the copy.
 void try_store(const Tensor& t, const int* coordinates, const std::string& instruction,
                u32 (*reduce)(u32, u32) = nullptr) {
   SCOPED_TRACE(instruction);
@@ -379,7 +379,7 @@ TEST(TensorCopy, Reduces) {
             [](u32 a, u32 b) { return a + b; });
 }
 
-// Four rows that are no neighbours.
+// Copies four rows that are not adjacent.
 TEST(TensorCopy, GathersAndScattersRows) {
   Tensor t = tensor_of(2, gpu::TensorType::bf16, gpu::Swizzle::b128, {80, 30}, {64, 1});
   const int coordinates[5] = {8, 21, -1, 3, 21};
@@ -453,7 +453,7 @@ TEST(TensorCopy, Multicast) {
   });
 }
 
-// A map whose address and size the kernel replaces, in shared memory, then copies to global memory and uses.
+// A kernel replaces the address and size of a map in shared memory, copies it to global memory and uses it.
 TEST(TensorCopy, ReplacesFieldsOfAMap) {
   const Tensor t = tensor_of(2, gpu::TensorType::u32, gpu::Swizzle::none, {32, 16}, {32, 16});
   BenchKernel kernel;

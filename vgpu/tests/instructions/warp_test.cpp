@@ -1,4 +1,4 @@
-// PTX ISA: what the lanes of a warp do together (shfl, vote, match, redux, elect, activemask), special registers,
+// Tests of PTX ISA: cooperation of a warp's lanes (shfl, vote, match, redux, elect, activemask), special registers,
 // branches and calls.
 #include <algorithm>
 #include <array>
@@ -14,7 +14,8 @@ using u32 = uint32_t;
 using u64 = uint64_t;
 using Lanes = std::array<u32, 32>;
 
-// A warp: each lane reads `a` from p0 and writes d, and e, to p1; body makes them of a, lane and the mask 0xffffffff.
+// A warp kernel: each lane reads `a` from p0 and writes d and e to p1. body computes them from a, lane and the mask
+// 0xffffffff.
 BenchKernel warp_kernel(const std::string& body, const Lanes& a) {
   BenchKernel kernel;
   kernel.body =
@@ -27,7 +28,7 @@ BenchKernel warp_kernel(const std::string& body, const Lanes& a) {
   return kernel;
 }
 
-// check(lane, d, e)
+// Calls check(lane, d, e).
 template <class F>
 void on_warp(const std::string& body, const Lanes& a, F&& check) {
   SCOPED_TRACE(body);
@@ -145,7 +146,7 @@ TEST(Warp, Reduce) {
             [&](u32, u32 d, u32) { EXPECT_EQ(d, c.want); });
 }
 
-// Only the lanes of a mask take part: the odd ones here.
+// Only the lanes of a mask participate: here the odd lanes.
 TEST(Warp, PartOfTheLanes) {
   const Lanes a = random_lanes(29, 100);
   u32 sum = 0, ballot = 0;
@@ -231,7 +232,7 @@ TEST(Warp, SpecialRegisters) {
 }
 
 TEST(Control, LoopsAndBranches) {
-  // The length of the Collatz sequence of lane + 1: every lane another path.
+  // Computes the length of the Collatz sequence of lane + 1, so that every lane takes another path.
   on_warp(R"(
     .reg .b32 n, odd;
     add.u32 n, lane, 1;
@@ -253,7 +254,7 @@ TEST(Control, LoopsAndBranches) {
             for (u32 n = lane + 1; n != 1; ++steps) n = n % 2 == 1 ? 3 * n + 1 : n / 2;
             EXPECT_EQ(d, steps) << lane;
           });
-  // A table of targets.
+  // Uses a table of targets.
   on_warp(R"(
     .reg .b32 i;
     rem.u32 i, lane, 3;

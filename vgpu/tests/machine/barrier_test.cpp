@@ -1,4 +1,5 @@
-// Named barriers, cluster barriers, mbarriers, register reallocation; what the machine has against their misuse.
+// Tests of named barriers, cluster barriers, mbarriers, register reallocation, and the machine's findings about their
+// misuse.
 #include "vgpu/tests/machine/support.h"
 
 namespace tandem::vgpu {
@@ -142,8 +143,8 @@ TEST(ClusterBarrier, BlocksReachEachOther) {
   });
 }
 
-// A ring of two slots between a producing and a consuming warp, 50 values. Threads that arrive and exit count once; the
-// remaining threads wait for each other as before.
+// A ring of two slots between a producing and a consuming warp, with 50 values. Threads that arrive and exit count
+// once; the remaining threads wait for each other as before.
 TEST(ClusterBarrier, ThreadsArriveAndExit) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -263,7 +264,7 @@ TEST(Mbarrier, PhasesOfARing) {
   });
 }
 
-// State tokens, pending counts, remote arrivals, dropped arrivals.
+// Tests state tokens, pending counts, remote arrivals, dropped arrivals.
 TEST(Mbarrier, TokensAndRemoteArrivals) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<8>; .reg .pred %p<4>;
@@ -389,7 +390,7 @@ TEST(SetMaxNReg, EachWarpHasItsOwn) {
     return ran;
   };
   const std::string dec = "setmaxnreg.dec.sync.aligned.u32 104;";
-  // 128 of each thread at launch: 3 * 24 + 104 come free, a fourth for each warp of the other group.
+  // Each thread has 128 registers at launch: 3 * 24 + 104 become free, a fourth for each warp of the other group.
   EXPECT_EQ(run(dec, "168", nullptr), 6 * 128);
   Findings uneven, even, stuck, alone;
   EXPECT_EQ(run(dec, "168", &uneven), 6 * 128);

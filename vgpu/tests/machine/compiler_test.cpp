@@ -1,4 +1,5 @@
-// PTX that other compilers emit: addresses in 32 bits, member masks by lane, the workspace of a cooperative grid.
+// Tests of PTX that other compilers emit: addresses in 32 bits, member masks by lane, the workspace of a cooperative
+// grid.
 #include <bit>
 
 #include "vgpu/src/check/checker.h"
@@ -67,7 +68,7 @@ TEST(Addresses, OfConstantsSharedAndLocalMemoryInThirtyTwoBits) {
              6);
 }
 
-// Lanes of equal value modulo four name each other, as cooperative_groups::labeled_partition has it.
+// Lanes of equal value modulo four name each other, as in cooperative_groups::labeled_partition.
 const std::string kGroups = "and.b32 r1, lane, 3; mov.b32 r2, 0x11111111; shl.b32 r2, r2, r1;\n";
 
 TEST(Masks, DifferByLane) {
@@ -88,13 +89,13 @@ TEST(Masks, DifferByLane) {
   expect(run_warp(kGroups + "redux.sync.add.u32 d, lane, r2;"), [](u32 lane) { return 8 * (lane % 4) + 4 * 28; });
   expect(run_warp(kGroups + "elect.sync r3|p, r2; selp.b32 d, 1, 0, p;"), [](u32 lane) { return u32{lane < 4}; });
   expect(run_warp(kGroups + "bar.warp.sync r2; mov.b32 d, r2;"), members);
-  // The mask is what match.any returned; the destination is the mask's own register.
+  // The mask is the result of match.any; the destination is the mask's register.
   expect(run_warp("and.b32 r1, lane, 3; match.any.sync.b32 r2, r1, -1; shfl.sync.idx.b32 r2, lane, r1, 31, r2;"
                   "mov.b32 d, r2;"),
          [](u32 lane) { return lane % 4; });
 }
 
-// Half of each group comes by another branch, so that a fragment waits for lanes of some of its groups only.
+// Half of each group arrives by another branch, so that a fragment waits for lanes of only some of its groups.
 TEST(Masks, GroupsMeetFromBothSidesOfABranch) {
   const std::vector<u32> out = run_warp(kGroups + R"(
     setp.lt.u32 p, lane, 10;
@@ -119,7 +120,7 @@ TEST(Masks, ThatDoNotAgreeAreAFinding) {
 }
 
 // cooperative_groups::this_grid().sync(): a thread of each block adds to the barrier at the workspace's second word.
-// %envreg1 (upper half) and %envreg2 hold the address. It waits until the barrier's highest bit has changed.
+// %envreg1 (upper half) and %envreg2 hold the address. The code waits until the barrier's highest bit has changed.
 const std::string kGridBarrier = R"(
     .reg .b32 lo, hi, n, old, now, tid, id, others, one; .reg .b64 bar, out, x; .reg .pred p, q, first;
     mov.u32 hi, %envreg1; mov.u32 lo, %envreg2; mov.b64 bar, {lo, hi};

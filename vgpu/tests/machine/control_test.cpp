@@ -1,4 +1,4 @@
-// Threads, divergence, reconvergence, spinning lanes, calls.
+// Tests of threads, divergence, reconvergence, spinning lanes, calls.
 #include "vgpu/tests/machine/support.h"
 
 namespace tandem::vgpu {
@@ -23,7 +23,7 @@ TEST(Control, EveryThreadWritesItsNumber) {
   });
 }
 
-// Collatz steps: loops of a different length in each lane, a branch in the loop.
+// Computes Collatz steps: each lane's loop has a different length, with a branch in the loop.
 TEST(Control, LanesLeaveALoopOneByOne) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -67,7 +67,8 @@ TEST(Control, LanesLeaveALoopOneByOne) {
   });
 }
 
-// Lane 0 exits from a loop while the remaining lanes wait for it after the loop. They must not continue in the loop.
+// Lane 0 exits from a loop while the remaining lanes wait for it after the loop. The remaining lanes must not continue
+// in the loop.
 TEST(Control, ALaneExitsFromItsLoop) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -101,7 +102,7 @@ TEST(Control, ALaneExitsFromItsLoop) {
   });
 }
 
-// Lane 1 waits for what lane 0 does: neither may starve the other.
+// Lane 1 waits for an event of lane 0, and no lane may starve the other.
 TEST(Control, ALaneSpinsForAnother) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<4>; .reg .pred %p<4>;
@@ -162,7 +163,7 @@ TEST(Control, ALaneDoesNotWaitForSpinnersForEver) {
   });
 }
 
-// A block waits for one that starts after it.
+// A block waits for a block that starts later.
 TEST(Control, BlocksWaitForEachOtherThroughMemory) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<9>; .reg .b64 %rd<6>; .reg .pred %p<4>;
@@ -241,7 +242,7 @@ TEST(Control, ATrapEndsTheRunWithItsPlace) {
   EXPECT_NE(s.message.find("PTX line"), std::string::npos) << s.message;
 }
 
-// Lanes rejoin where the continuing paths join, however many lanes end on the way.
+// Lanes rejoin where the continuing paths join, for any number of lanes that end on the way.
 TEST(Control, EarlyEndsAreNoMeetingPoints) {
   const auto run = [](const std::string& middle) {
     const TestKernel k(kernel(R"(

@@ -1,4 +1,4 @@
-// Asynchronous copies: data moves when the schedule decides, waits see it, and misuse is found.
+// Tests of asynchronous copies: data moves when the schedule decides, waits see it, and misuse is reported.
 #include <numeric>
 
 #include "vgpu/src/units/tensor_map.h"
@@ -9,7 +9,7 @@ namespace {
 
 size_t wide(int x) { return static_cast<size_t>(x); }
 
-// A tensor map as two kernel parameters of 64 bytes' alignment would have it: in global memory here.
+// A tensor map in global memory, with the alignment of a kernel parameter.
 struct alignas(64) Map {
   gpu::TensorMap map;
 };
@@ -37,7 +37,7 @@ Map map_of(void* data, std::vector<uint64_t> dims, std::vector<uint32_t> box, gp
 // Waits for parity 0 of the mbarrier in %r1, in every thread.
 const char* const kWait = "W: mbarrier.try_wait.parity.shared::cta.b64 %p9, [%r1], 0; @!%p9 bra W;\n";
 
-// A box of 16 x 8 floats at (x, y), some of it outside, swizzled by 64 bytes, copied out of shared memory again.
+// Loads a box of 16 x 8 floats at (x, y), partly outside, with a 64-byte swizzle, and copies it out of shared memory.
 TEST(TensorCopy, LoadsABoxSwizzled) {
   const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<8>; .reg .pred %p<10>;
@@ -83,7 +83,7 @@ TEST(TensorCopy, LoadsABoxSwizzled) {
   });
 }
 
-// Blocks of a cluster load a half each, for both: the halves and the bytes arrive everywhere.
+// Each block of a cluster loads a half for both blocks: all halves and bytes arrive in each block.
 TEST(TensorCopy, Multicasts) {
   const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>; .reg .b16 %rs<2>;
@@ -121,7 +121,7 @@ TEST(TensorCopy, Multicasts) {
   });
 }
 
-// Stored once and added twice; the second store waits until the first has read.
+// Stores once and adds twice; the second store waits until the first has read its source.
 TEST(TensorCopy, StoresAndReduces) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
@@ -161,7 +161,7 @@ TEST(TensorCopy, StoresAndReduces) {
   });
 }
 
-// A block pushes a row to its neighbour, which sends it on to global memory.
+// A block sends a row to its neighbour, which sends it to global memory.
 TEST(BulkCopy, ThroughTheNeighboursSharedMemory) {
   const TestKernel k(kernel(std::string(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
@@ -246,7 +246,7 @@ TEST(BulkCopy, StAsyncCompletesBytesInTheOtherBlock) {
   });
 }
 
-// Two groups; the older is waited for first. Zeros where the source is short.
+// Two groups. The older group is awaited first. Bytes beyond the source are zeros.
 TEST(CpAsync, GroupsAndArrivals) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;
@@ -296,7 +296,7 @@ TEST(CpAsync, GroupsAndArrivals) {
   std::free(aligned);
 }
 
-// Read without a wait: only a late schedule shows what that can do.
+// Reads without a wait: only a late schedule shows the error.
 TEST(Schedules, LateCompletionShowsAMissingWait) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>;

@@ -1,4 +1,4 @@
-// The files of vgpu/models, and what is refused in one.
+// Tests of the files of vgpu/models, and of refused files.
 #include "vgpu/src/machine/model.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ exponentials = 32
 decodes = tcgen05 tcgen05.i8
 )";
 
-// The good file with one line changed; "" takes it away.
+// Returns the good file with one line changed; "" removes the line.
 std::string changed(const std::string& line, const std::string& to) {
   std::string text = kGood;
   const size_t at = text.find("\n" + line);

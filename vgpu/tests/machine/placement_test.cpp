@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kBlocks = 24;
 
-// p0[block] = how many had come to the counter p1 before it.
+// p0[block] is the value of the counter p1 when the block began.
 std::vector<uint32_t> tickets(const RunOptions& options) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<4>; .reg .b64 %rd<4>;

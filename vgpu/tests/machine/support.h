@@ -1,4 +1,4 @@
-// Kernels written as PTX, run directly on the machine with the host's memory.
+// Runs kernels written as PTX directly on the machine, with the host's memory.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace tandem::vgpu {
 inline const Model& hopper() { return *find_model("h200"); }
 inline const Model& blackwell() { return *find_model("b200"); }
 
-// A kernel `k` with 64-bit parameters. body: between the braces.
+// Returns a kernel `k` with 64-bit parameters. body: the text between the braces.
 inline std::string kernel(const std::string& body, int parameters = 1, const std::string& directives = "",
                           const std::string& before = "", const std::string& target = "sm_90a") {
   std::string text = ".version 9.0\n.target " + target + "\n.address_size 64\n" + before + "\n.visible .entry k(";
@@ -70,7 +70,7 @@ class TestKernel {
 
 inline uint64_t address(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
-// Runs f under several schedules, on one host thread and now and then on all cores.
+// Runs f under several schedules, on one host thread and sometimes on all cores.
 template <class F>
 void under_schedules(int count, F f) {
   for (int n = 0; n < count; ++n) {
@@ -82,7 +82,7 @@ void under_schedules(int count, F f) {
   }
 }
 
-// Keeps what the machine finds.
+// Keeps the findings of the machine.
 struct Findings : Observer {
   void finds(Finding finding) override { all.push_back(std::move(finding)); }
   bool has(Rule rule) const {

@@ -1,4 +1,4 @@
-// Tensor memory: allocation, loads and stores, products of one block and of a pair, commits, and what is found.
+// Tests of tensor memory: allocation, loads and stores, products of one block and of a pair, commits, and findings.
 #include <bit>
 #include <random>
 
@@ -26,7 +26,7 @@ const char* const kAllocate = R"(
 )";
 const char* const kFree = "\nbar.sync 0;\n@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;\nret;";
 
-// A value goes to tensor memory in one shape and comes back.
+// A value is stored to tensor memory in one shape and loaded again.
 TEST(Tcgen05, StoresAndLoads) {
   const TestKernel k(blackwell_kernel(std::string("ld.param.u64 %rd1, [p0];\n").insert(0, kAllocate) + R"(
     mul.lo.u32 %r20, %r3, 10; add.u32 %r21, %r20, 1;
@@ -50,7 +50,7 @@ TEST(Tcgen05, StoresAndLoads) {
   });
 }
 
-// The result is there even if its wait is missing, as the compiler sees to it; but by the letter it is wrong.
+// The result is valid even without a wait, because the compiler inserts one. By the letter this is a finding.
 TEST(Tcgen05, AMissingWaitIsFoundByTheLetter) {
   const TestKernel k(blackwell_kernel(std::string(kAllocate) + R"(
     ld.param.u64 %rd1, [p0];
@@ -137,7 +137,7 @@ std::vector<float> small_numbers(int count, unsigned seed) {
   return x;
 }
 
-// group: blocks that make the product together, each with 128 rows of A and 64 / group columns of B.
+// group: the number of blocks that compute the product together, each with 128 rows of A and 64 / group columns of B.
 std::string product_kernel(int group) {
   const std::string g = ".cta_group::" + std::to_string(group);
   const int b_rows = 64 / group;
@@ -248,7 +248,7 @@ void check_product(int group) {
 TEST(Tcgen05, ProductsOfOneBlock) { check_product(1); }
 TEST(Tcgen05, ProductsOfAPair) { check_product(2); }
 
-// Three blocks do the work of eight: they take over the blocks that have not begun.
+// Three blocks do the work of eight: they take over blocks that have not begun.
 TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
   const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<20>; .reg .b64 %rd<20>; .reg .pred %p<10>; .reg .b128 %q<3>;
@@ -283,7 +283,8 @@ TEST(ClusterLaunch, TakesOverWhatHasNotBegun) {
   });
 }
 
-// The response as kernels read its words: x, y and z in halves of the next one, and bit 0 of the third.
+// Reads the words of the response as kernels do. x is a word, y and z are halves of the next word. Bit 0 of the third
+// word is the flag.
 TEST(ClusterLaunch, TheWordsOfItsAnswer) {
   const TestKernel k(blackwell_kernel(R"(
     .reg .b32 %r<12>; .reg .b64 %rd<4>; .reg .pred %p<4>;

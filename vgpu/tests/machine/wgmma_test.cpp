@@ -1,4 +1,4 @@
-// wgmma: products under every schedule, registers that are held meanwhile, and what is found.
+// Tests of wgmma: products under every schedule, registers that products hold, and findings.
 #include <bit>
 #include <random>
 
@@ -111,7 +111,7 @@ Rule rule_of(const std::string& body, int schedules = 4) {
   return findings.all.empty() ? Rule::count : findings.all[0].rule;
 }
 
-// The body repeats the product this number of times, observed or not, without a finding.
+// The body repeats the product this number of times, with and without an observer, without a finding.
 void expect_times(float times, const std::string& body) {
   const Operands operands;
   const TestKernel k = kernel_of(body);
@@ -133,7 +133,7 @@ TEST(Wgmma, SumsOfChainedProducts) {
   expect_times(3, kFence + product(names(0), 0) + product(names(0), 1) + product(names(0), 1) + kCommit + kWaitAll);
 }
 
-// Compilers put copies between consecutive products: the copy is performed when the product completes.
+// Compilers insert copies between consecutive products. A copy is performed when the product completes.
 TEST(Wgmma, CopiesOfPendingRegistersAreRenamings) {
   expect_times(
       2, kFence + product(names(10), 0) + move(20, 10) + product(names(20), 1) + kCommit + move(0, 20) + kWaitAll);
@@ -144,7 +144,7 @@ TEST(Wgmma, CopiesAfterTheProduct) {
   expect_times(1, kFence + product(names(10), 0) + kCommit + "bar.sync 0;\n" + move(0, 10) + kWaitAll);
 }
 
-// The older of two groups is complete, the younger one may not be.
+// The older of two groups is complete; the younger group may not be.
 TEST(Wgmma, GroupsCompleteInOrder) {
   expect_times(1, kFence + product(names(0), 0) + kCommit + product(names(10), 0) + kCommit +
                       "wgmma.wait_group.sync.aligned 1;\n" + move(20, 0) + kWaitAll);

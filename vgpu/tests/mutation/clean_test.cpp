@@ -1,4 +1,5 @@
-// Kernels as they are: right, and nothing is found, under ten schedules and, in tools/gpu/prove_virtual.sh, a hundred.
+// Unchanged kernels have correct results and no findings, under ten schedules (in tools/gpu/prove_virtual.sh under a
+// hundred).
 #include <gtest/gtest.h>
 
 #include <ostream>
@@ -8,13 +9,13 @@
 namespace tandem::test {
 namespace {
 
-// Few blocks take all tiles, and two run at once.
+// Few blocks process all tiles, and two run at once.
 struct Problem {
   const char* name;
   const char* flags;
   const char* device = "vgpu:h200";
 
-  // Names for tests: GoogleTest would print addresses.
+  // Names of tests, because GoogleTest would print addresses.
   friend std::ostream& operator<<(std::ostream& to, const Problem& p) { return to << p.name; }
 };
 constexpr Problem kProblems[] = {

@@ -1,5 +1,5 @@
-// Leaves out each fence, wait, commit, arrive and expect_tx of a kernel's PTX in turn. survivors/ lists the deletions
-// that pass unnoticed, with the reason. It takes minutes per kernel and runs when a kernel changes
+// Deletes each fence, wait, commit, arrive and expect_tx of a kernel's PTX in turn. survivors/ lists the deletions that
+// no test notices, with the reason. The test takes minutes per kernel and runs when a kernel changes
 // (tools/gpu/prove_virtual.sh).
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ bool orders(const vgpu::ptx::Instruction& i) {
   return i.opcode == "cp" && (i.has("commit_group") || i.has("wait_group"));
 }
 
-// Without the instruction; a wait passes at once.
+// Returns the PTX without the instruction. A deleted wait passes at once.
 std::string without(const std::string& ptx, const vgpu::ptx::Instruction& instruction) {
   size_t begin = 0;
   for (int line = 1; line < instruction.location.ptx_line; ++line) begin = ptx.find('\n', begin) + 1;
@@ -97,7 +97,7 @@ bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::stri
   return false;
 }
 
-// For each of these instructions of the main kernel, true if its absence is noticed. It uses all cores.
+// Returns for each of these instructions of the main kernel whether a test notices its deletion. Uses all cores.
 std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels,
                              const std::vector<const vgpu::ptx::Instruction*>& instructions) {
   std::vector<char> caught(instructions.size());
@@ -116,8 +116,7 @@ std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::ve
   return caught;
 }
 
-// subjects: problems that one kernel serves, and what begins and ends it; between them they are to execute nearly all
-// of it.
+// subjects: problems of one kernel. Together they should execute nearly all of its instructions.
 void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed,
                       const char* entry = "forward") {
   const std::vector<Survivor> known = read(listed);
@@ -170,7 +169,7 @@ void expect_survivors(const char* name, const std::vector<Subject>& subjects, co
 
 class Deletion : public CompilerTest {};
 
-// Deletions from one kernel at several shapes.
+// Deletes from one kernel at several shapes.
 std::vector<Subject> subjects_of(const std::string& kernel, const std::vector<const char*>& shapes,
                                  const std::string& device = "vgpu:h200", int blocks = 1) {
   std::vector<Subject> subjects;
@@ -204,7 +203,7 @@ TEST_F(Deletion, DISABLED_OfABlackwellKernel) {
   expect_survivors("blackwell", subjects, TANDEM_SURVIVORS "/blackwell.txt");
 }
 
-// A pair, and with three n_blocks two of them.
+// The problems have a CTA pair, and three n_blocks in two pairs.
 TEST_F(Deletion, DISABLED_OfABlackwellBackward) {
   const std::string kernel = "--dtype bf16 --gradients qkv --head-dim 128 --head-dim-v 128 ";
   std::vector<Subject> subjects =

@@ -1,4 +1,4 @@
-// Our kernels with one line wrong: each of mutations.txt is found, by the right rule at the right line.
+// Runs kernels with one line wrong: for each mutation of mutations.txt the right rule must report the right line.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Catalogue {
   std::vector<Mutation> mutations;
 };
 
-// "key: value" lines; "- text" is replaced by "+ text"; an empty line ends a mutation.
+// Reads "key: value" lines. "-text" is replaced by "+text". An empty line ends a mutation.
 Catalogue read(const char* path) {
   Catalogue all;
   std::string device = "vgpu:h200";
@@ -83,7 +83,7 @@ Catalogue read(const char* path) {
   return all;
 }
 
-// The expected finding that the trial has.
+// Returns the expected finding that the trial has.
 std::optional<std::string> caught_by(const Mutation& mutation, const Changed& changed, const Trial& trial) {
   for (const Expected& expected : mutation.caught) {
     if (expected.rule == kWrongResult && trial.found.empty() && !trial.failure.empty()) return kWrongResult;

@@ -39,7 +39,7 @@ Found found_of(const vgpu::Program& program, const vgpu::Finding& finding) {
   add_places(program, finding.party, &found);
   add_places(program, finding.other, &found);
   for (const int32_t other : finding.others) add_places(program, {.instruction = other, .what = {}}, &found);
-  // A deadlock's table has places for each warp.
+  // The table of a deadlock has places for each warp.
   std::istringstream words(finding.message);
   for (std::string word; words >> word;) {
     const size_t end = word.find(".cuh:");
@@ -95,7 +95,7 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   require(plan::check(problem, opened->properties()));
   plan_ = plan::make_plan(problem, opened->properties());
   for (plan::PlannedLaunch& launch : plan_.launches) {
-    // With cluster launch control there is one for every tile.
+    // With cluster launch control the grid has one block per tile.
     if (launch.kernel == 0 && launch.entry == plan::EntryId::main &&
         !(pass_ == TANDEM_FORWARD && plan_.forward.tile.clc()))
       launch.grid = std::min(launch.grid, static_cast<uint32_t>(blocks));

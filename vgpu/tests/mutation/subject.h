@@ -1,5 +1,4 @@
-// A kernel of ours under test: compiled from sources that may have been changed, run on the virtual GPU for a small
-// problem.
+// A kernel of Tandem under test: compiled from possibly changed sources, run on the virtual GPU for a small problem.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,18 +32,17 @@ struct Trial {
 
 class Subject {
  public:
-  // flags: a Case, whose backward is run if it has gradients. blocks: limit of the main kernel's grid, so that each
+  // flags: a Case; its backward is run if it has gradients. blocks: the limit of the main kernel's grid, so that each
   // block has several tiles.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
-  // PTX of the plan's kernels as these sources have them.
+  // Compiles the plan's kernels from these sources to PTX.
   Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
   // The n-th schedule with the n-th placement of blocks, on one host thread. The tiles of each block, and so the
-  // findings, must not depend on the machine. judges: compares the result with the reference's if the call has
-  // succeeded.
+  // findings, must not depend on the machine. judges: compares the result with the reference's after a successful call.
   Trial run(const std::vector<std::string>& ptx, int n, bool judges) const;
 
-  // Lines of the PTX that has this entry whose instructions some thread executes.
+  // Returns the lines of the PTX with this entry whose instructions some thread executes.
   std::set<int> executed(const std::vector<std::string>& ptx, const char* entry) const;
 
  private:
@@ -59,16 +57,16 @@ class Subject {
   plan::Plan plan_;
 };
 
-// The sources in use, with one text in the place of another.
+// The kernels' sources with one text replaced.
 class Changed {
  public:
   explicit Changed(jit::Sources sources) : texts_(sources.begin(), sources.end()) {}
-  // Replaces `from`, the first one after `behind` (anywhere if that is empty). Returns a sentence if there is no such
-  // text, or more than one.
+  // Replaces the first `from` after `behind` (anywhere if it is empty). Returns a sentence if no such text exists, or
+  // several.
   std::string replace(const std::string& file, const std::string& behind, const std::string& from,
                       const std::string& to);
   jit::Sources sources() const { return texts_; }
-  // Text of a line; file as the compiler calls it.
+  // Returns the text of a line. file: the compiler's name of the file.
   std::string line(const std::string& file, int number) const;
 
  private:
@@ -76,7 +74,7 @@ class Changed {
   std::map<std::string, std::string> changed_;  // storage for texts_
 };
 
-// Skipped where nothing compiles kernels.
+// Skipped if no compiler is available.
 class CompilerTest : public testing::Test {
  protected:
   void SetUp() override;

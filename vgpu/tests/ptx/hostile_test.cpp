@@ -1,5 +1,5 @@
-// Texts that are meant to harm: sizes, depths, and a compiler's text damaged in many ways. Each is refused with a
-// sentence or read; none takes memory or time out of proportion.
+// Adversarial texts: sizes, depths, and a compiler's text damaged in many ways. The parser refuses or accepts each of
+// them, with time and memory in proportion.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -98,7 +98,7 @@ TEST(PtxHostile, PrefixesOfACompilersText) {
   EXPECT_TRUE(parse(std::string_view(text).substr(0, last), &module).ok());
 }
 
-// Random damage: bytes changed, pieces left out, repeated or put elsewhere.
+// Applies random damage: bytes are changed; pieces are deleted, repeated or moved.
 TEST(PtxHostile, DamagedText) {
   const std::string whole = sample_ptx();
   std::mt19937 random(20251);

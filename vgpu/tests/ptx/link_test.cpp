@@ -1,4 +1,4 @@
-// Texts of relocatable device code become one text that parses.
+// Links texts of relocatable device code to one text that parses.
 #include "vgpu/src/ptx/link.h"
 
 #include <gtest/gtest.h>

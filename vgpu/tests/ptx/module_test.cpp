@@ -1,4 +1,4 @@
-// Modules: what stands outside of functions, and how functions begin.
+// Tests of modules: declarations outside of functions, and the begin of functions.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Refusals, with the line and the text at fault.
+// Tests of refusals, with the line and the text.
 #include <gtest/gtest.h>
 
 #include "snippet.h"
@@ -22,7 +22,7 @@ void expect_refused(const std::string& text, int line, const std::string& says, 
   EXPECT_NE(status.message.find(says), std::string::npos) << text << "\n" << status.message;
 }
 
-// In a kernel: the body begins in line 2.
+// A refusal inside a kernel, whose body begins in line 2.
 void expect_body_refused(const std::string& body, int line, const std::string& says) {
   expect_refused(in_kernel(body), line, says, TANDEM_INVALID_ARGUMENT);
 }
@@ -124,7 +124,7 @@ TEST(PtxRefusal, Names) {
   };
   for (const Case& c : cases) {
     Case at = c;
-    // brx.idx: the list, not a label, is what is not there
+    // brx.idx: the missing name is the list's, not a label's.
     if (at.says == "'L' is not declared") at.says = "'L' is no list of .branchtargets before this instruction";
     expect_body_refused(at.text, at.line, at.says);
   }

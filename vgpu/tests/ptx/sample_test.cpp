@@ -1,4 +1,4 @@
-// A compiler's own text: data/sample.ptx, made of data/sample.cu.
+// Parses a compiler's text: data/sample.ptx, compiled from data/sample.cu.
 #include <gtest/gtest.h>
 
 #include <algorithm>

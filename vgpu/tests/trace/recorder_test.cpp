@@ -1,4 +1,4 @@
-// Events made by hand, and the rows that are drawn of them.
+// Plays events to the recorder, and checks the rows that it draws.
 #include "vgpu/src/trace/recorder.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace tandem::vgpu {
 namespace {
 
-// Two functions, load and compute, that main's code was put together from.
+// main's code consists of two functions, load and compute.
 constexpr const char* kText = R"(
 .version 9.0
 .target sm_90a
@@ -116,7 +116,7 @@ class RecorderTest : public testing::Test {
   const BarrierId barrier{1, 0x800};
 };
 
-// Warps of two blocks, and an arrival of one at a barrier of the other.
+// Warps of two blocks: a warp of one block arrives at a barrier of the other.
 TEST_F(RecorderTest, BlocksOfAClusterRunTogether) {
   recorder = Recorder::create(launch, 0, {}, 2);
   for (int n = 0; n < 30; ++n) recorder->executes(at(3, kComputes, 0));
@@ -177,7 +177,7 @@ TEST_F(RecorderTest, TheSameCopyOfAllLanesIsDrawnOnce) {
             (Texts{"cp.async 1-11", "cp.async 11-21", "cp.async 21-31", "cp.async 31-41"}));
 }
 
-// Machines execute one warp for long, then another: that must not show.
+// The machine executes one warp for a long time, then another. The timeline must not show this order.
 TEST_F(RecorderTest, WhatIsIssuedEarlierFindsItsGap) {
   const int32_t copy = program.place("cp", {"async", "bulk"});
   const Span to{.memory = Memory::shared, .cta = 1, .address = 0x1000, .bytes = 640};
@@ -192,7 +192,7 @@ TEST_F(RecorderTest, WhatIsIssuedEarlierFindsItsGap) {
             (Texts{"cp.async 100-110", "cp.async 110-120", "cp.async 5-15", "cp.async 120-130"}));
 }
 
-// Each warp has its own lanes of tensor memory; what it issues keeps its order.
+// Each warp has separate lanes of tensor memory. The operations that it issues keep their order.
 TEST_F(RecorderTest, WarpsLoadTensorMemoryTogether) {
   const int32_t load = program.place("tcgen05", {"ld", "sync"});
   const Span from{.memory = Memory::tensor, .cta = 1, .address = 0, .bytes = 128, .rows = 32};
@@ -259,7 +259,7 @@ TEST_F(RecorderTest, CopiesQueueForTheirUnit) {
   EXPECT_EQ(timeline.arrows[0].from, 200);
 }
 
-// Each warp issues its quarter; a product begins with the last of the four.
+// Each warp issues a quarter; a product begins with the last of the four.
 TEST_F(RecorderTest, ProductsAreOfTheWholeWarpgroup) {
   const int32_t product = program.place("wgmma", {"mma_async", "sync", "aligned", "m64n128k16", "f32"});
   const int32_t wait = program.place("wgmma", {"wait_group", "sync", "aligned"});

@@ -1,4 +1,4 @@
-// Boxes against loops over single elements.
+// Tests of boxes with loops over single elements.
 #include "vgpu/src/units/box.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using test::Random;
 
 constexpr uint32_t kWindow = 96 * 1024;
 
-// Bits of the address, as facts have them: bit `to` ^= bit `from`.
+// Exchanges bits of the address: bit `to` ^= bit `from`.
 uint32_t exchanged(gpu::Swizzle swizzle, uint32_t address) {
   struct Pair {
     uint32_t to, from;
@@ -39,8 +39,8 @@ uint32_t exchanged(gpu::Swizzle swizzle, uint32_t address) {
   return result;
 }
 
-// Calls f(address of the element or 0 outside the tensor, image address of byte 0). A store has 16 bytes inside where
-// the first of them are.
+// Calls f(address of the element or 0 outside the tensor, image address of byte 0). A store treats 16 bytes as inside
+// if the first of them are.
 template <class F>
 void for_each_element(const BoxCopy& copy, bool is_load, F&& f) {
   const gpu::TensorMapSpec& map = copy.map;
@@ -152,7 +152,7 @@ TEST(Box, LoadsElementByElement) {
   }
 }
 
-// As hardware has it: the other coordinates may be anything.
+// As on hardware, the other coordinates may have any value.
 TEST(Box, TakesOnlyAFirstCoordinateOfWholeChunks) {
   Random random(9);
   for (const gpu::TensorType type : kTypes) {
@@ -186,7 +186,7 @@ TEST(Box, StoresElementByElement) {
   }
 }
 
-// Bytes of sorted or unsorted ranges; no range goes on where the one before it ends.
+// Returns the bytes of sorted or unsorted ranges. No range begins where the preceding range ends.
 std::vector<uint64_t> bytes_in(const std::vector<Range>& ranges) {
   std::vector<uint64_t> bytes;
   for (size_t i = 0; i < ranges.size(); ++i) {

@@ -1,4 +1,4 @@
-// Conversions against a table of all values of the format and comparisons in double.
+// Tests of conversions with a table of all values of the format and comparisons in double.
 #include <algorithm>
 #include <map>
 
@@ -67,7 +67,7 @@ uint32_t expected(const Kind& kind, const std::vector<double>& table, float x, F
   return sign | code << place;
 }
 
-// Every value of the format, the middle between neighbours and the values next to it, with both signs.
+// Returns every value of the format, the middle between neighbours and the values next to it, with both signs.
 std::vector<float> around(const std::vector<double>& table) {
   std::vector<float> list = hostile_floats(7, 2000);
   for (size_t i = 0; i < table.size(); ++i) {
@@ -198,7 +198,7 @@ TEST(Integers, AreTheirValue) {
   }
 }
 
-// Carries of random bits: over all random bits, a value rounds away as often as its discarded part demands.
+// Over all random bits, a value rounds away as often as its discarded part requires.
 TEST(Stochastic, RoundsInProportion) {
   struct Rounded {
     Format format;

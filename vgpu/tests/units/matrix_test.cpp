@@ -1,4 +1,4 @@
-// Operands in shared memory against the canonical layouts, element by element.
+// Tests of operands in shared memory with the canonical layouts, element by element.
 #include "vgpu/src/units/matrix.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Form {
   bool packed4, mn_major;
   MatrixSwizzle swizzle;
 };
-// Every layout of wgmma and tcgen05.
+// Returns every layout of wgmma and tcgen05.
 std::vector<Form> forms() {
   std::vector<Form> list;
   for (const Format format : {Format::f16, Format::bf16, Format::tf32, Format::e4m3, Format::e5m2, Format::s8,
@@ -124,7 +124,7 @@ TEST(Matrix, ListsTheBytesOfEveryLayout) {
     }
 }
 
-// A pattern that begins 128 bytes times the base offset after its repeat is the aligned pattern, moved.
+// A pattern that begins 128 bytes times the base offset after its repeat equals the aligned pattern, moved.
 TEST(Matrix, BaseOffsetMovesThePattern) {
   const Form form = {Format::bf16, false, false, MatrixSwizzle::b128};
   for (uint32_t phase = 0; phase < 8; ++phase) {
@@ -140,7 +140,7 @@ TEST(Matrix, BaseOffsetMovesThePattern) {
 }
 
 TEST(Matrix, StepsAlongKInsideASwizzledRow) {
-  // The next 16 elements of K begin 32 bytes further in the descriptor; the exchange follows absolute addresses.
+  // The next 16 elements of K begin 32 bytes further in the descriptor. The swizzle follows absolute addresses.
   const Form form = {Format::f16, false, false, MatrixSwizzle::b128};
   Canonical layout;
   layout.swizzle = form.swizzle;

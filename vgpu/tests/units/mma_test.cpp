@@ -1,4 +1,4 @@
-// mma.sync, ldmatrix, stmatrix and movmatrix: lanes and registers by the tables of the PTX ISA.
+// Tests of mma.sync, ldmatrix, stmatrix and movmatrix: lanes and registers by the tables of the PTX ISA.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -176,7 +176,7 @@ struct Rows {
   std::vector<std::byte> window;
   uint32_t addresses[32];
   explicit Rows(Random& random) : window(random_bytes(random, 8192)) {
-    // Rows anywhere, none twice.
+    // Rows have random places, each place once.
     for (uint32_t i = 0; i < 32; ++i) addresses[i] = 1024 + 16 * ((i * 37 + 11) % 256);
   }
   uint32_t byte(int row, int column) const {
@@ -233,8 +233,8 @@ TEST(MatrixMoves, FourAndSixBitsBecomeBytes) {
     }
 }
 
-// Bytes, transposed: lane t has rows t / 4 and t / 4 + 8 of the transposed matrix; of a 16 x 16 matrix columns 4 (t %
-// 4) to 4 (t % 4) + 3, of a 16 x 8 matrix 2 (t % 4) and the next.
+// Bytes, transposed: lane t has rows t / 4 and t / 4 + 8 of the transposed matrix. The lane's columns begin at 4 (t %
+// 4) in a 16 x 16 matrix, and at 2 (t % 4) in a 16 x 8 matrix.
 TEST(MatrixMoves, BytesAreTransposed) {
   Random random(4);
   for (const int count : {1, 2}) {

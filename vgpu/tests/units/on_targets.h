@@ -1,4 +1,4 @@
-// Rows of 32 over whole lists of values, on every instruction set that this machine has.
+// Runs rows of 32 over whole lists of values, on every instruction set of this machine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ inline uint32_t as_bits(float x) {
   return u;
 }
 
-// f(row of a, row of b, ..., row of d) for 32 values at a time. The last row is filled up with the first values.
+// Calls f(row of a, row of b, ..., row of d) for 32 values at a time. The first values fill up the last row.
 template <class D, class F, class... Lists>
 std::vector<D> on_rows(F&& f, const Lists&... lists) {
   const size_t count = std::get<0>(std::tie(lists...)).size();
@@ -44,7 +44,7 @@ std::vector<D> on_rows(F&& f, const Lists&... lists) {
   return result;
 }
 
-// Numbers that arithmetic gets wrong: signs of zero, the ends of every range, ties, infinities, NaN; then random bits.
+// Adversarial numbers: signs of zero, the ends of every range, ties, infinities, NaN. Random bits follow.
 inline std::vector<float> hostile_floats(uint64_t seed, size_t count) {
   std::vector<float> list;
   for (const uint32_t u :

@@ -1,4 +1,4 @@
-// Tensor maps of packed 4- and 6-bit numbers: what is refused, and how a box's rows lie on both sides.
+// Tests of tensor maps of packed 4- and 6-bit numbers: refusals, and the layout of a box's rows on both sides.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Products and the unpacking of chunks, on every instruction set.
+// Tests of products and the unpacking of chunks, on every instruction set.
 #include "vgpu/src/units/product.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ TEST(Product, MatchesDoubleWithinTheRoundingOfItsSums) {
       const int64_t a_pitch = s.k + 2, b_pitch = s.n + 3, d_pitch = s.n + 1;
       std::vector<float> a(static_cast<size_t>(s.m * a_pitch)), b(static_cast<size_t>(s.k * b_pitch)),
           before(static_cast<size_t>(s.m * d_pitch));
-      // As f16 has them: products are exact in float32.
+      // Values of f16, whose products are exact in float32.
       for (auto* list : {&a, &b, &before})
         for (float& x : *list) x = decode(encode(static_cast<float>(random.normal()), Format::f16), Format::f16);
       std::vector<float> first;
@@ -56,7 +56,7 @@ TEST(Product, MatchesDoubleWithinTheRoundingOfItsSums) {
 }
 
 TEST(Product, SumsInOrder) {
-  // 2^24 + 1 + 1 is 2^24 when the ones come one after the other.
+  // 2^24 + 1 + 1 is 2^24 if the ones are added one after the other.
   const float a[] = {4096, 1, 1}, b[] = {4096, 1, 1};
   for (const Products* products : all_products()) {
     float d = 0;

@@ -1,4 +1,5 @@
-// Arithmetic with directed rounding against the CPU's own rounding modes; minimum and maximum; pairs of 16-bit numbers.
+// Tests of arithmetic with directed rounding against the CPU's rounding modes, of minimum and maximum, and of pairs of
+// 16-bit numbers.
 #include <cfenv>
 #include <tuple>
 
@@ -7,7 +8,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-// f() as the CPU computes it in this mode.
+// Computes f() on the CPU in this mode.
 template <class F>
 float rounded(Rounding rounding, F&& f) {
   const int modes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
@@ -20,7 +21,8 @@ float rounded(Rounding rounding, F&& f) {
 float flush(float x, bool ftz) { return ftz && std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 uint32_t result_bits(float x) { return std::isnan(x) ? 0x7fffffffu : as_bits(x); }
 
-// f(lift), linear in it. Flushed is what is tiny when rounded to 24 bits whatever its exponent: looked up higher.
+// Computes f(lift), which is linear in lift. A value is flushed if it is tiny after rounding to 24 bits with any
+// exponent, which the lifted value shows.
 template <class F>
 uint32_t wanted(Rounding rounding, bool ftz, F&& f) {
   const float x = rounded(rounding, [&] { return f(1.0f); });
@@ -30,8 +32,8 @@ uint32_t wanted(Rounding rounding, bool ftz, F&& f) {
   return result_bits(x);
 }
 
-// Operands whose results lie near ties, cancel, over- and underflow: all pairs of adversarial numbers, and random ones
-// of near exponents.
+// Operands whose results are near ties, cancel, over- and underflow: all pairs of adversarial numbers, and random
+// numbers of similar exponents.
 struct Operands {
   std::vector<float> a, b, c;
 };
@@ -52,7 +54,7 @@ Operands operands() {
     const uint32_t centre = i % 3 == 0 ? 127 : i % 3 == 1 ? 20 : 230;
     o.a.push_back(pick(centre, 15));
     o.b.push_back(pick(i % 5 == 0 ? 254 - centre : 127, 12));
-    // Every other sum nearly cancels.
+    // Every second sum nearly cancels.
     const float product = o.a.back() * o.b.back();
     o.c.push_back(i % 2 == 0 ? as_float(as_bits(-product) + static_cast<uint32_t>(random.next() % 5) - 2)
                              : pick(centre, 30));
@@ -81,7 +83,7 @@ TEST_P(Arithmetic, IsRoundedExactly) {
                fma = on_rows<float>(rows->fma[mode][ftz], o.a, o.b, o.c),
                rcp = on_rows<float>(rows->rcp[mode][ftz], o.a), sqrt = on_rows<float>(rows->sqrt[mode][ftz], o.a);
     for (size_t i = 0; i < o.a.size(); ++i) {
-      // Volatile: computed in this mode, now.
+      // Volatile, so that the value is computed in this rounding mode.
       volatile float a = flush(o.a[i], ftz), b = flush(o.b[i], ftz), c = flush(o.c[i], ftz), one = 1;
       const auto want = [&, f = ftz, r = rounding](auto&& g) { return wanted(r, f, g); };
       const std::string where =
@@ -147,8 +149,8 @@ uint32_t half_flush(uint32_t h, Format format, bool ftz) {
   return ftz && (h & exponent) == 0 ? h & 0x8000 : h;
 }
 
-// The exact result of 16-bit values, rounded once. long double holds sums and products of bf16 only if they are near
-// each other, so far terms become a nudge.
+// Returns the exact result of 16-bit values, rounded once. long double holds sums and products of bf16 only if they are
+// near each other, so that a far term becomes a small offset.
 long double exact_sum(long double x, long double y) {
   if (x == 0 || y == 0 || std::isinf(x) || std::isinf(y) || std::isnan(x) || std::isnan(y)) return x + y;
   const int apart = std::ilogb(x) - std::ilogb(y);
@@ -157,7 +159,7 @@ long double exact_sum(long double x, long double y) {
   return x + y;
 }
 
-// long double to f16 or bf16, to nearest even, by comparing neighbours.
+// Converts long double to f16 or bf16, to nearest even, by comparing neighbours.
 uint32_t nearest_half(long double x, Format format) {
   if (std::isnan(x)) return 0x7fff;
   const uint32_t sign = std::signbit(x) ? 0x8000 : 0, infinity = format == Format::f16 ? 0x7c00 : 0x7f80;
@@ -215,7 +217,7 @@ uint32_t expected_pair(const Rows::Half& half, uint32_t a, uint32_t b, uint32_t 
     };
     const long double x = exact(in(a), in(b), in(c));
     uint32_t h = nearest_half(x, half.format);
-    // As nearest_half rounds a number of another exponent: what is tiny then is flushed.
+    // Rounds like nearest_half a number of another exponent. A result that is tiny then is flushed.
     const long double smallest = half.format == Format::f16 ? 0x1p-14L : 0x1p-126L;
     if (half.ftz && std::fabs(x) < smallest && half_exponent(nearest_half(x / smallest, half.format), half.format) < 0)
       h &= 0x8000;

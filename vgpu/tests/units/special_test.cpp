@@ -1,5 +1,5 @@
-// Approximate functions against long double: within the bounds of the PTX ISA, special values exact, every instruction
-// set alike.
+// Tests of approximate functions against long double: within the bounds of the PTX ISA, exact for special values, equal
+// on every instruction set.
 #include <functional>
 
 #include "vgpu/tests/units/on_targets.h"
@@ -44,7 +44,7 @@ class Approximate : public testing::TestWithParam<Function> {};
 INSTANTIATE_TEST_SUITE_P(Functions, Approximate, testing::ValuesIn(kFunctions),
                          [](const auto& parameter) { return parameter.param.name; });
 
-// An error of one unit in the last place is within every bound of the ISA. Beyond 100 pi the ISA gives no bound for sin
+// An error of one unit in the last place is within every bound of the ISA. Beyond 100 pi the ISA has no bound for sin
 // and cos.
 TEST_P(Approximate, IsWithinOneUlp) {
   const Function& f = GetParam();

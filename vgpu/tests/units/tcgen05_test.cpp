@@ -1,4 +1,4 @@
-// tcgen05.mma against a plain product: every kind, data path layout, operand place and option.
+// Tests of tcgen05.mma against a plain product: every kind, data path layout, operand place and option.
 #include "vgpu/src/units/tcgen05.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ size_t wide(int x) { return static_cast<size_t>(x); }
 
 using test::Random;
 
-// An instruction to try; omitted properties are plain.
+// An instruction to test. Omitted properties have their default.
 struct Trial {
   TmmaKind kind = TmmaKind::f16;
   int group = 1;
@@ -185,7 +185,7 @@ Scales put_scales(Random& random, const Trial& t, Pair* pair) {
   return s;
 }
 
-// The columns of B that count as zero: the mask from its description.
+// Returns the columns of B that count as zero, from the mask's description.
 std::vector<bool> zero_columns(const Trial& t) {
   std::vector<bool> mask(static_cast<size_t>(t.n), false);
   if ((t.zero_columns >> 39 & 1) == 0) return mask;
@@ -324,7 +324,7 @@ void run(Random& random, const Trial& t) {
     if (HasFatalFailure()) return; \
   } while (false)
 
-// Types of a kind, with the swizzles that their majors have.
+// Types of a kind, with the swizzles of their major modes.
 struct Kind {
   TmmaKind kind;
   Format a, b;
@@ -467,7 +467,7 @@ TEST(Tcgen05, BlockScaling) {
     }
 }
 
-// The examples of the zero-column mask descriptor.
+// Tests the examples of the zero-column mask descriptor.
 TEST(Tcgen05, ZeroColumns) {
   Random random(8);
   const auto descriptor = [](uint64_t starts, uint64_t firsts, uint64_t skip, uint64_t use, uint64_t shift) {
@@ -569,7 +569,7 @@ TEST(Tcgen05, RefusesWhatDoesNotExist) {
     EXPECT_FALSE(status.ok()) << c.says;
     EXPECT_NE(status.message.find(c.says), std::string::npos) << status.message << " (wanted: " << c.says << ")";
   }
-  // Cases that no field of a trial describes.
+  // Tests cases that no field of a trial describes.
   const Trial t;
   const Prepared good = prepare(t, layout_for(random, t, true, 128), layout_for(random, t, false, 64));
   const auto refused = [&](const char* says, auto&& spoil) {

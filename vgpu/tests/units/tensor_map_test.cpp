@@ -1,4 +1,4 @@
-// Tensor maps: what is accepted comes back, what the driver refuses is refused with the reason.
+// Tests of tensor maps: valid maps are decoded again, and the driver's refusals are repeated with the reason.
 #include "vgpu/src/units/tensor_map.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(TensorMap, ComesBack) {
   }
 }
 
-// CUTLASS clears it in maps of tensors below 128 KiB, as it must for NVIDIA's older drivers.
+// CUTLASS clears the bit in maps of tensors below 128 KiB, because older NVIDIA drivers require it.
 TEST(TensorMap, DoesNotNeedTheBitThatCutlassClears) {
   for (uint64_t address = 1 << 12; address < uint64_t{1} << 40; address <<= 1) {
     gpu::TensorMapSpec spec = good(), back;
@@ -195,7 +195,7 @@ TEST(TensorMap, FieldsCanBeReplaced) {
   EXPECT_EQ(spec.type, gpu::TensorType::f32);
   EXPECT_EQ(spec.swizzle, gpu::Swizzle::b64);
   EXPECT_EQ(spec.oob_fill, gpu::OobFill::zero);
-  // The instruction's numbers of these types are not the driver's.
+  // The instruction's numbers of these types differ from the driver's.
   set(MapField::elemtype, 0, 10);
   ASSERT_TRUE(decode(&map, &spec).ok());
   EXPECT_EQ(spec.type, gpu::TensorType::bf16);

@@ -1,4 +1,4 @@
-// Tensor memory: loads and stores by the table of their fragments, copies row by row, the shift.
+// Tests of tensor memory: loads and stores by the table of their fragments, copies row by row, the shift.
 #include "vgpu/src/units/tensor_memory.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::unique_ptr<TensorMemory> random_memory(Random& random) {
 struct Cell {
   int lane, column;
 };
-// Register r of thread t: the table of facts, columns in units of registers.
+// Register r of thread t, by the table of fragments, with columns in units of registers.
 Cell place(Shape shape, int t, int r, int second) {
   switch (shape) {
     case Shape::s32x32b: return {t, r};
@@ -107,7 +107,7 @@ TEST(TensorMemory, LoadsAndStoresEveryShape) {
         list_ranges(access, address, &ranges);
         EXPECT_EQ(cells_in(ranges), touched);
 
-        // A store is the inverse, and leaves all else alone.
+        // A store is the inverse and changes no other cell.
         auto before = std::make_unique<TensorMemory>(*memory);
         TmemWarp values(random, registers(access)), back(random, registers(access));
         store_tmem(access, memory.get(), address, values.const_pointers.data());
@@ -136,7 +136,7 @@ TEST(TensorMemory, RefusesOtherWarpsLanes) {
   EXPECT_FALSE(check({Shape::s32x32b, 2, false, 8}).ok());
 }
 
-// Lanes that row m of the source goes to.
+// Returns the lanes to which row m of the source is copied.
 std::vector<int> lanes_of(const TmemCopy& copy, int m) {
   using S = TmemCopy::Shape;
   using M = TmemCopy::Multicast;

@@ -1,4 +1,5 @@
-// wgmma against a plain product: every type, layout and operand place; fragments by the formulas of the PTX ISA.
+// Tests of wgmma against a plain product: every type, layout and operand place; fragments by the formulas of the PTX
+// ISA.
 #include "vgpu/src/units/wgmma.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +42,7 @@ double sum_of(uint32_t x, Sum sum) {
   return decode(x, sum == Sum::f16 ? Format::f16 : Format::f32);
 }
 
-// D of 64 x n as fragments. f(row, column) of register r, thread t, and for f16 of half h.
+// Stores D of 64 x n as fragments. f(row, column): the value of register r, thread t, and for f16 of half h.
 template <class F>
 void for_each_sum(const WgmmaForm& form, F&& f) {
   for (int t = 0; t < 128; ++t)
@@ -62,13 +63,13 @@ void write_sum(Registers& d, const WgmmaForm& form, int t, int r, double x) {
   }
 }
 
-// A of 64 x k in registers.
+// Stores A of 64 x k in registers.
 void write_a(Registers& a, Format format, const Plain& plain) {
   const int bits = bits_of(format), elements = 32 / bits;
   for (int t = 0; t < 128; ++t)
     for (int r = 0; r < 4; ++r) {
       uint32_t& to = a.at(t, r);
-      // Low bits of tf32 are not read: leave what was there.
+      // Low bits of tf32 are not read, so that they keep their old contents.
       to = format == Format::tf32 ? to & 0x1fff : 0;
       for (int e = 0; e < elements; ++e) {
         const int row = 16 * (t / 32) + (t % 32) / 4 + 8 * (r % 2);

@@ -34,7 +34,7 @@ struct Canonical {
       default: return 8;
     }
   }
-  // The 16 bytes that hold element (mn, k), T elements each.
+  // Returns the 16 bytes that hold element (mn, k). T: elements per 16 bytes.
   uint32_t chunk(uint32_t mn, uint32_t k, uint32_t T) const {
     const uint32_t w = width();
     uint32_t offset = 0;
@@ -71,7 +71,7 @@ struct Canonical {
   }
 };
 
-// A random place, large enough for mn x (32 bytes of k), with separate groups of rows.
+// Returns a random place, large enough for mn x (32 bytes of k), with separate groups of rows.
 inline Canonical random_canonical(test::Random& random, MatrixSwizzle swizzle, bool mn_major, uint32_t chunks_along,
                                   uint32_t across) {
   Canonical c;
@@ -81,7 +81,7 @@ inline Canonical random_canonical(test::Random& random, MatrixSwizzle swizzle, b
   const uint32_t w = c.width(), group = swizzle == MatrixSwizzle::b128_atom_32b && mn_major ? 4 : 8;
   const uint32_t groups = (across + group - 1) / group, blocks = (chunks_along + w - 1) / w;
   const uint32_t core = group * w * 16, gap = 1024 * static_cast<uint32_t>(random.between(0, 1));
-  // The outer of the two directions.
+  // Selects the outer one of the two directions.
   const bool groups_inside = random.chance(0.5);
   const uint32_t between_groups = (groups_inside ? core : core * blocks) + gap;
   const uint32_t between_blocks = groups_inside ? between_groups * groups : core;
@@ -110,13 +110,13 @@ inline void write_bits(std::vector<std::byte>* window, uint32_t chunk, uint32_t 
   }
 }
 
-// Elements in 16 bytes.
+// Returns the number of elements in 16 bytes.
 inline uint32_t elements_per_chunk(Format format, bool packed4) {
   const int bits = bits_of(format);
   return packed4 ? 32 : bits < 8 ? 16 : static_cast<uint32_t>(128 / bits);
 }
 
-// A matrix of values that the format holds exactly and whose products sum up exactly: small integers, or their
+// A matrix of values that the format holds exactly and whose products have exact sums: small integers, or their
 // quarters.
 struct Plain {
   int mn = 0, k = 0;

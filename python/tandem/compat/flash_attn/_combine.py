@@ -1,4 +1,4 @@
-"""The attention to all keys from those to parts of them: the flash_attn_combine of FlashAttention-3 and -4."""
+"""Computes attention to all keys from attention to parts of them: flash_attn_combine of FlashAttention-3 and -4."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NOTHING = float("-inf")
 
 @torch.no_grad()
 def combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """(out, lse) of out_partial (parts, ..., heads, head_dim) and lse_partial (parts, ..., heads), in float32.
+    """Returns (out, lse) of out_partial (parts, ..., heads, head_dim) and lse_partial (parts, ..., heads), in float32.
 
-    One part after another is added, so that memory is needed for one, however many there are.
+    Parts are added one after another, so that memory holds only one of them.
     """
     is_tensor(out_partial, "out_partial")
     is_tensor(lse_partial, "lse_partial")
@@ -42,7 +42,7 @@ def combine(out_partial, lse_partial, out=None, out_dtype=None):
     total = (out if in_place else out_partial.new_empty(shape, dtype=wide)).zero_()
     part = torch.empty_like(total)
     for one, one_lse in zip(out_partial, lse_partial):
-        # A part that saw no key has weight 0, whatever its out holds.
+        # A part without visible keys has weight 0, for any contents of its out.
         seen = (one_lse > _NOTHING)[..., None]
         weight = torch.where(seen, (one_lse.to(wide) - lse)[..., None].exp(), 0.0)
         total += part.copy_(one).mul_(weight).masked_fill_(~seen, 0.0)

@@ -15,7 +15,7 @@ _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window"
 
 
 class Cache(NamedTuple):
-    """Keys and values, (batch_cache, seqlen_cache, heads_k, head_dim), and what of them a call is about."""
+    """Keys and values, (batch_cache, seqlen_cache, heads_k, head_dim), and the part of them that a call reads."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -35,7 +35,7 @@ class Rotary(NamedTuple):
 
 
 def refuse_pages(name: str, table: torch.Tensor | None) -> None:
-    """Refuses a cache in pages, before anything is written."""
+    """Refuses a cache in pages, before any write."""
     if table is not None:
         raise tandem.Unsupported(
             f"{name} is given, but a cache in pages is not served: give k_cache and v_cache as "
@@ -54,7 +54,7 @@ def append_and_attend(
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) after k and v were written into the cache. Refusals come before any write.
+    """Returns (out, lse) after k and v were written into the cache. Refusals come before any write.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, ...) with cu_seqlens_q; k and v (batch, seqlen_new, heads_k,
     head_dim), or (total_new, ...) with cu_seqlens_k_new. options: tandem.attention's, except lengths.
@@ -78,13 +78,13 @@ def append_and_attend(
         row = sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]
         place = place + cache.seqlens.long()[sequence]
         cache.k[row, place], cache.v[row, place] = k, v
-        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # copies of the old cache
+        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # True for copies of the old cache
             tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
     return unsort(*in_words(_NAMES, tandem.attention, *tensors, return_lse=True, **arguments))
 
 
 def _call(cache, q, used, cu_seqlens_q, options):
-    """(q, k, v), the other arguments of tandem.attention, and a function that restores the order of q.
+    """Returns (q, k, v), the other arguments of tandem.attention, and a function that restores the order of q.
 
     If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor. Each
     sequence then begins at its first key and has its used length, and sequences are sorted by the cache's rows.
@@ -135,7 +135,7 @@ def _address(x):
 
 
 def _spacing(*caches):
-    """The distance between the rows of the caches' batches, counted in places; None where it is no such number."""
+    """Returns the distance between the rows of the caches' batches, in places; None if it is no whole number."""
     found = set()
     for x in caches:
         spacing = x.shape[1] if x.shape[0] == 1 else x.stride(0) // max(x.stride(1), 1)
@@ -146,12 +146,15 @@ def _spacing(*caches):
 
 
 def _rows(x, spacing):
-    """A view of all of the cache's places, and of the memory between its batches: (places, heads_k, head_dim)."""
+    """Returns a view of all of the cache's places, and of the memory between its batches:
+
+    (places, heads_k, head_dim).
+    """
     return x.as_strided(((x.shape[0] - 1) * spacing + x.shape[1], *x.shape[2:]), x.stride()[1:])
 
 
 def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
-    """q and k, turned."""
+    """Returns q and k, rotated."""
     cos, sin = rotary.cos, rotary.sin
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         if x is not None:
@@ -180,7 +183,7 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
 
 
 def _checked(cache, q, batch, cu_seqlens_q):
-    """cache, with its lengths as a tensor."""
+    """Returns cache, with its lengths as a tensor."""
     k, v = cache.k, cache.v
     if q.dim() != (4 if cu_seqlens_q is None else 3):
         raise ValueError(
@@ -249,8 +252,8 @@ def _check_new(cache, k, v, batch, cu_seqlens_k_new):
 
 
 def _check_values(cache, used):
-    """Lengths and indices that lead out of the cache would be written there. Not on a GPU: to read them is to wait for
-    it, and nothing may do that in a CUDA graph."""
+    """Refuses lengths and indices beyond the cache, which would be written there. A GPU is not checked, because reading
+    its tensors waits for it, which a CUDA graph forbids."""
     if used.is_cuda:
         return
     rows, seqlen = cache.k.shape[:2]

@@ -18,13 +18,13 @@ Unpack = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 def attention(
     q: torch.Tensor | None, packed: torch.Tensor, unpack: Unpack, options: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of the tensors unpack(packed): q, k and v, or k and v with a separate q.
+    """Returns (out, lse) of the tensors unpack(packed): q, k and v, or k and v with a separate q.
 
     unpack returns views and is applied to the gradient too, so that no gradients have to be concatenated.
     """
     packed = unit_stride(packed, "qkv" if q is None else "kv")
     q = None if q is None else unit_stride(q, "q")
-    # Tracers and transforms see the parts and join their gradients themselves. A GPU's may come from torch's operator.
+    # Tracers and transforms see the parts and join the gradients. A GPU's gradients may come from torch's operator.
     if (
         packed.is_cuda
         or torch.compiler.is_compiling()
@@ -59,7 +59,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _gradients(ctx, dout, dlse, q, packed, out, lse):
-    """dq and the packed gradient, None where they are not wanted."""
+    """Returns dq and the packed gradient, None if they are not requested."""
     wants_q, wants_packed = ctx.needs_input_grad[:2]
     parts = list(ctx.unpack(packed))
     dpacked = torch.empty_like(packed) if wants_packed else None

@@ -1,4 +1,6 @@
-"""Between padded batches and packed sequences, under the names of flash_attn.bert_padding, in plain torch."""
+"""Converts between padded batches and packed sequences, under the names of flash_attn.bert_padding, in torch
+operations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class IndexFirstAxis(torch.autograd.Function):
 
 
 class IndexPutFirstAxis(torch.autograd.Function):
-    """Zeros of first_axis_dim rows, with values at the rows indices."""
+    """Returns zeros of first_axis_dim rows, with values at the rows indices."""
 
     @staticmethod
     def forward(ctx, values, indices, first_axis_dim):
@@ -36,7 +38,7 @@ class IndexPutFirstAxis(torch.autograd.Function):
 
 
 class IndexFirstAxisResidual(torch.autograd.Function):
-    """(input[indices], input). Their gradients are joined without an intermediate tensor."""
+    """Returns (input[indices], input). The gradients of both are joined without an intermediate tensor."""
 
     @staticmethod
     def forward(ctx, input, indices):
@@ -55,7 +57,8 @@ index_first_axis_residual = IndexFirstAxisResidual.apply
 
 
 def unpad_input(hidden_states, attention_mask, unused_mask=None):
-    """The rows of hidden_states (batch, seqlen, ...) where attention_mask (batch, seqlen; 1 or True: a token) is set.
+    """Returns the rows of hidden_states (batch, seqlen, ...) for which attention_mask (batch, seqlen; 1 or True: a
+    token) is set.
 
     unused_mask marks further rows that are kept but not used. Returns (rows (total, ...), indices (total) of the rows
     in the flattened batch, cu_seqlens (batch + 1, int32), the longest sequence (int), used lengths (batch, int32)).
@@ -66,7 +69,7 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 
 
 def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
-    """As unpad_input, for rows that hold several sequences one after the other.
+    """Like unpad_input, for rows that hold several sequences one after the other.
 
     attention_mask_in_length (batch, seqlen, int) begins with the lengths of the row's sequences, zeros after them.
     For example, [2, 3, 0, 0, 0, 0] is a sequence of 2, one of 3, and padding. Returns (rows, indices, cu_seqlens,
@@ -78,7 +81,7 @@ def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_leng
 
 
 def pad_input(hidden_states, indices, batch, seqlen):
-    """The inverse of unpad_input: (batch, seqlen, ...) with hidden_states (total, ...) at indices, zeros elsewhere."""
+    """Inverts unpad_input: (batch, seqlen, ...) with hidden_states (total, ...) at indices, zeros elsewhere."""
     return index_put_first_axis(hidden_states, indices, batch * seqlen).unflatten(0, (batch, seqlen))
 
 

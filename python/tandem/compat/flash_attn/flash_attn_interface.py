@@ -8,9 +8,9 @@ head_dim) with cu_seqlens (batch + 1, int32). head_dim is at most 512 on CPUs an
 - softcap: 0 or less is off. alibi_slopes: (heads) or (batch, heads), float32.
 - dropout_p: rounded to a multiple of 1/256; kept entries are scaled by 1 / (1 - dropout_p).
 - return_attn_probs: the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
-  total_q), is float32 and has a gradient. It is +inf for a row that sees no key, where tandem.attention returns -inf.
-  S_dmask is empty without dropout. With it, S_dmask holds the probabilities, (batch, heads, seqlen_q, seqlen_k),
-  negative where they were dropped. It is for tests, because it has the size that attention avoids.
+  total_q), is float32 and has a gradient. The LSE is +inf for a row that sees no key, where tandem.attention returns
+  -inf. S_dmask is empty without dropout. With it, S_dmask holds the probabilities, (batch, heads, seqlen_q, seqlen_k),
+  negative where they were dropped. S_dmask is for tests, because it has the size that attention avoids.
 - FLASH_ATTENTION_DETERMINISTIC=1 in the environment means deterministic=True in every call.
 
 T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.
@@ -34,7 +34,7 @@ from tandem.compat._arguments import (
 )
 from tandem.compat.flash_attn import _kvcache, _packed
 
-# Our arguments' names here.
+# Our arguments' names in this interface.
 _NAMES = {"window": "window_size", "page_table": "block_table"}
 _NAMES_KV = {**_NAMES, **dict.fromkeys("kv", "kv")}
 _NAMES_QKV = {
@@ -213,7 +213,7 @@ def flash_attn_with_kvcache(
     num_splits=0,
     return_softmax_lse=False,
 ):
-    """Appends k and v to a cache, in place, then attends to the cache. It has no gradient.
+    """Appends k and v to a cache, in place, then attends to the cache. The function has no gradient.
 
     q : (batch, seqlen_q, heads, head_dim).
     k_cache, v_cache : (batch_cache, seqlen_cache, heads_k, head_dim).
@@ -236,7 +236,7 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
         "num_splits": splits(num_splits),
     }
-    # A window that covers the whole cache is none, and then every query stands at the same place.
+    # A window that covers the whole cache is dropped, and then every query has the same place.
     local = any(bound is not None and bound < k_cache.shape[1] for bound in options["window"] or ())
     out, lse = _kvcache.append_and_attend(
         _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
@@ -250,7 +250,7 @@ def flash_attn_with_kvcache(
 
 
 def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, q):
-    """The arguments that all forms share, as tandem.attention's."""
+    """Converts the arguments that all forms share to tandem.attention's."""
     is_tensor(q, "q")
     return {
         "softmax_scale": softmax_scale,
@@ -259,7 +259,7 @@ def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slope
         "softcap": cap(softcap),
         "alibi_slopes": alibi_slopes,
         "dropout_p": dropout_p,
-        # Drawn here, since S_dmask and the backward pass of packed forms need it again.
+        # The seed is drawn here, because S_dmask and the backward pass of packed forms need it again.
         "seed": torch.randint(2**63 - 1, (2,), device=q.device) if dropout_p else None,
         "deterministic": is_deterministic(deterministic),
     }
@@ -294,13 +294,14 @@ def _check_packed(name, x, shape):
 
 
 def _lse(lse):
-    """flash_attn's lse is +inf for a row that sees no key."""
+    """Converts lse: flash_attn's is +inf for a row that sees no key."""
     return lse.masked_fill(lse == float("-inf"), float("inf"))
 
 
 @torch.no_grad()
 def _probabilities(q, k, options):
-    """The probabilities, (batch, heads, seqlen_q, seqlen_k) in q's type, negative where dropout drops the entry.
+    """Returns the probabilities, (batch, heads, seqlen_q, seqlen_k) in q's type, negative where dropout drops the
+    entry.
 
     Attention to the rows of an identity matrix returns the probabilities themselves. The entries that dropout keeps do
     not depend on the scores: equal scores show them without underflow.
@@ -356,7 +357,9 @@ def _flash_attn_forward(
     alibi_slopes=None,
     return_softmax=False,
 ):
-    """(out, softmax_lse, S_dmask, rng_state) of flash_attn_func, without a gradient. rng_state: the dropout's seed."""
+    """Returns (out, softmax_lse, S_dmask, rng_state) of flash_attn_func, without a gradient. rng_state: the dropout's
+    seed.
+    """
     window = (window_size_left, window_size_right)
     options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, False, q)
     return _low_level(q, k, v, options, return_softmax)
@@ -384,7 +387,9 @@ def _flash_attn_varlen_forward(
     seqused_k=None,
     zero_tensors=False,
 ):
-    """(out, softmax_lse, S_dmask, rng_state) of flash_attn_varlen_func, without a gradient. leftpad_k is refused."""
+    """Returns (out, softmax_lse, S_dmask, rng_state) of flash_attn_varlen_func, without a gradient. leftpad_k is
+    refused.
+    """
     if leftpad_k is not None:
         raise tandem.Unsupported("leftpad_k is not served: begin the sequences of k at cu_seqlens_k's offsets")
     window = (window_size_left, window_size_right)

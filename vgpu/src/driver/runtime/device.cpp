@@ -1,4 +1,4 @@
-// The device, errors, and what a program finds the driver's functions by.
+// The device, errors, and the functions by which a program finds the driver's functions.
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -196,7 +196,7 @@ TANDEM_RUNTIME(cudaRuntimeGetVersion, (int* version),
 TANDEM_RUNTIME(cudaProfilerStart, (), kSuccess);
 TANDEM_RUNTIME(cudaProfilerStop, (), kSuccess);
 
-// status: as in cuGetProcAddress. A name that there is not is no error of the call.
+// status: the same values as cuGetProcAddress. An unknown name is no error of the call.
 TANDEM_RUNTIME(cudaGetDriverEntryPoint, (const char* name, void** function, unsigned long long flags, int* status),
                entry_point(name, function, kRuntimeVersion, flags, status) == kInvalidValue ? kInvalidValue : kSuccess);
 TANDEM_RUNTIME(cudaGetDriverEntryPointByVersion,

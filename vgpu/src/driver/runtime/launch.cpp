@@ -1,4 +1,4 @@
-// Kernels: their attributes, occupancy, launches; streams and events, which have nothing to order here.
+// Kernels: their attributes, occupancy, launches; streams and events, which order nothing here.
 #include <algorithm>
 #include <cstdint>
 
@@ -116,7 +116,7 @@ TANDEM_RUNTIME(cudaLaunchKernel,
 TANDEM_RUNTIME(__cudaLaunchKernel,
                (void* kernel, Dim3 grid, Dim3 block, void** parameters, size_t shared_bytes, void* stream),
                launch(kernel, grid, block, parameters, shared_bytes, stream));
-// cudaLaunchConfig_t is laid out as the driver's CUlaunchConfig is, attributes included; shared_bytes has 64 bits.
+// cudaLaunchConfig_t has the layout of the driver's CUlaunchConfig, attributes included, but shared_bytes has 64 bits.
 TANDEM_RUNTIME(cudaLaunchKernelExC, (const LaunchConfig* config, const void* symbol, void** parameters),
                with_kernel(symbol,
                            [&](void* function) { return cuLaunchKernelEx(config, function, parameters, nullptr); }));

@@ -1,5 +1,5 @@
-// Registrations that nvcc puts in front of main(): fat binaries, their kernels and variables, by addresses that
-// identify them in the program. A module is loaded on first use.
+// Registrations that nvcc generates before main(): fat binaries, their kernels and variables. Addresses identify them
+// in the program. A module is loaded on first use.
 #include <cstring>
 #include <deque>
 #include <map>
@@ -31,7 +31,7 @@ struct Symbol {
   std::string name;
 };
 
-// Programs register before any constructor of ours has run, and take it back after every destructor.
+// Programs register before any constructor of this library has run, and unregister after every destructor.
 struct Registry {
   std::mutex mutex;
   std::deque<Binary> binaries;
@@ -63,7 +63,7 @@ CUresult find(const void* symbol, CUresult otherwise, Find&& of_module) {
   return result != kSuccess ? result : of_module(found->second.binary->module, found->second.name.c_str());
 }
 
-// `kernel<<<...>>>` leaves this for the stub of the kernel.
+// `kernel<<<...>>>` stores this for the stub of the kernel.
 struct Configuration {
   Dim3 grid, block;
   size_t shared_bytes;

@@ -1,5 +1,5 @@
-// Shared declarations of the library that replaces the CUDA runtime (libcudart.so.13). Its functions make the device's
-// primary context current and call the virtual driver (libcuda.so.1), to which it is linked.
+// Shared declarations of the library that replaces the CUDA runtime (libcudart.so.13). The library's functions make the
+// device's primary context current and call the virtual driver (libcuda.so.1), to which it is linked.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct Dim3 {
   unsigned x, y, z;
 };
 
-// The driver's functions that are used here, handles as what they are to programs.
+// The driver's functions that this library uses, with handles in the form that programs see.
 extern "C" {
 CUresult cuInit(unsigned flags);
 CUresult cuDevicePrimaryCtxRetain(void** context, CUdevice device);
@@ -29,14 +29,14 @@ CUresult cuGetErrorString(CUresult result, const char** text);
 CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags, int* status);
 }
 
-// cuInit and the primary context, for a thread that has none.
+// Calls cuInit and selects the primary context, for a thread without a context.
 CUresult make_ready();
 // Records the result of a function for cudaGetLastError.
 CUresult remember(CUresult result);
-// "tandem vgpu: cudaMalloc: <sentence>" on standard error, and what the function returns.
+// Prints "tandem vgpu: cudaMalloc: <sentence>" to standard error, and returns the function's result.
 CUresult refuse(const char* function, CUresult result, const char* sentence);
 
-// The driver's function of a kernel, and the address and size of a variable, by their addresses in the program.
+// Returns the driver's function of a kernel, and the address and size of a variable, by their addresses in the program.
 CUresult find_kernel(const void* symbol, void** function);
 CUresult find_variable(const void* symbol, CUdeviceptr* address, size_t* bytes);
 
@@ -47,7 +47,7 @@ CUresult find_variable(const void* symbol, CUdeviceptr* address, size_t* bytes);
     return remember(ready != kSuccess ? ready : static_cast<CUresult>(__VA_ARGS__)); \
   }                                                                                  \
   static_assert(true)
-// The same under the name that code compiled for a default stream per thread uses: streams have nothing to order here.
+// The same under the name for code compiled with a default stream per thread. Streams order nothing here.
 #define TANDEM_RUNTIME_ALIAS(alias, name)                                                  \
   __asm__(".globl " #alias "\n.type " #alias ", @function\n.set " #alias ", " #name "\n"); \
   static_assert(true)

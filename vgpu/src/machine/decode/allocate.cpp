@@ -52,7 +52,7 @@ class Allocator {
   bool conditional(const Op& op) const { return op.guard != always_ || op.flip != 0; }
   size_t count() const { return registers_.size(); }
 
-  // Registers that asynchronous operations may hold before each op. They are open until the commit.
+  // Registers that asynchronous operations may hold before each op. Registers of wgmmas are open until the commit.
   struct Held {
     RegisterSet open, closed;
     explicit Held(size_t n = 0) : open(n), closed(n) {}
@@ -112,7 +112,7 @@ class Allocator {
     }
   }
 
-  // An op that releases what is held counts as a use of it: until then the place is not free.
+  // An op that releases held registers counts as a use of them, because their places are not free before.
   template <class F>
   void each_release(const Op& op, const Held& held, F f) const {
     if (op.detail == nullptr || is_row(op) || op.detail->releases == Hold::none) return;
@@ -185,7 +185,7 @@ class Allocator {
     v.end = std::max(v.end, at);
   }
 
-  // Positions: 2i where op i reads, 2i + 1 where it writes. An op of several steps reads until it has written.
+  // Positions of op i: 2i for its reads, 2i + 1 for its writes. An op of several steps reads until it has written.
   void find_intervals() {
     intervals_.assign(count(), {});
     for (size_t n = 0; n < blocks_.size(); ++n) {

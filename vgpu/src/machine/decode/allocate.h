@@ -1,4 +1,4 @@
-// Virtual registers get their places in the register file.
+// Assigns places in the register file to virtual registers.
 #pragma once
 
 #include <vector>

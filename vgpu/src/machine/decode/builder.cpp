@@ -250,7 +250,8 @@ int32_t Builder::source(const ptx::Operand& operand, ptx::Type type) {
         return constant(width, 0);
       if (operand.text == "%reserved_smem_offset_end" || operand.text == "%reserved_smem_offset_cap")
         return constant(width, kReservedShared);
-      // cooperative_groups::this_grid() reads the address of the workspace there. The driver sets the other ones to 0.
+      // cooperative_groups::this_grid() reads the address of the workspace in %envreg1 and %envreg2. The driver sets
+      // the other envregs to 0.
       if (operand.text == "%envreg1" || operand.text == "%envreg2") {
         if (!code_->workspace) code_->workspace = std::make_unique<std::byte[]>(Code::kWorkspaceBytes);
         return special(operand.text == "%envreg1" ? Special::workspace_high : Special::workspace_low, width);

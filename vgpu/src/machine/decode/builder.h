@@ -1,4 +1,4 @@
-// Shared by the decoders of all instruction families: operands become virtual registers, and ops are appended.
+// Common code of the decoders of all instruction families: it converts operands to virtual registers and appends ops.
 #pragma once
 
 #include <initializer_list>
@@ -19,17 +19,17 @@
 
 namespace tandem::vgpu::machine {
 
-// The modifiers of an instruction, taken one by one: their order is not fixed, and none may remain.
+// The modifiers of an instruction, consumed one by one. The modifiers' order is not fixed, and none may remain.
 class Modifiers {
  public:
   explicit Modifiers(const ptx::Instruction& instruction)
       : words_(instruction.modifiers), used_(words_.size(), false) {}
   bool take(std::string_view word);
-  // The first of these that is there; empty: none is.
+  // Returns the first of these words that is present, or an empty string.
   std::string take_of(std::initializer_list<std::string_view> words);
-  // The first word left that begins so; empty: none does.
+  // Returns the first remaining word with this prefix, or an empty string.
   std::string take_prefix(std::string_view prefix);
-  // The first word left that is a type's name.
+  // Returns the first remaining word that names a type.
   ptx::Type take_type();
   std::string take_first();  // whatever it is
   std::string left() const;  // ".a.b", or empty
@@ -103,7 +103,7 @@ class Builder {
   bool emit_lanes(const std::string& name, int32_t d, std::initializer_list<int32_t> sources);
   void copy(int32_t d, int32_t a);  // the same width
 
-  // Written as type t, kept in a register that may be wider: extends it as cvt and ld do.
+  // The destination of a value of type t, kept in a register that may be wider: the value is extended as by cvt and ld.
   int32_t narrow_destination(const ptx::Operand& operand, ptx::Type type, int32_t* wide);
   void widen(int32_t wide, int32_t narrow, ptx::Type type);
 

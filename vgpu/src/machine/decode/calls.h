@@ -1,4 +1,4 @@
-// Functions that a kernel may call without having their code, and the end of a thread.
+// Functions that a kernel may call without their code, and the end of a thread.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tandem::vgpu::machine {
 
-// vprintf, malloc, free, __assertfail: what the CUDA runtime provides.
+// vprintf, malloc, free, __assertfail: the functions that the CUDA runtime provides.
 Status call_builtin(Builder& b, const ptx::Instruction& i, const std::string& name);
 
 void emit_exit(Builder& b);

@@ -1,4 +1,4 @@
-// Program::decode: a kernel's PTX to ops. Functions that it calls are decoded into it at each call.
+// Program::decode: converts a kernel's PTX to ops. Called functions are decoded into it at each call.
 #include <algorithm>
 #include <set>
 
@@ -45,7 +45,7 @@ class KernelDecoder {
     place_shared(f);
     Frame frame;
     TANDEM_TRY(body(f, &frame, 0));
-    // Threads that reach the end of the kernel end.
+    // Threads that reach the last instruction of the kernel end.
     for (Op& op : code_->ops) op.source = std::min(op.source, static_cast<int32_t>(code_->sources.size()) - 1);
     const int32_t always = builder_.always();
     insert_joins(&code_->ops, always);
@@ -77,7 +77,8 @@ class KernelDecoder {
     return (own ? f.name + "/" : "") + f.symbols[static_cast<size_t>(symbol)].name;
   }
 
-  // The module's shared variables that f or its callees name, then the functions' variables, then dynamic memory.
+  // Places the module's shared variables that f or its callees name, then the functions' variables, then dynamic
+  // memory.
   void place_shared(const Function& f) {
     std::set<const Function*> seen;
     std::vector<const Function*> left = {&f};
@@ -210,7 +211,7 @@ class KernelDecoder {
       TANDEM_TRY(pass(i, results[n], &inner.places[static_cast<size_t>(callee->results[n])]));
     for (size_t n = 0; n < arguments.size(); ++n)
       TANDEM_TRY(pass(i, arguments[n], &inner.places[static_cast<size_t>(callee->parameters[n])]));
-    // A guarded call is jumped over.
+    // A guarded call is skipped by a jump.
     int32_t skip = -1;
     if (i.guard >= 0) {
       skip = builder_.position();

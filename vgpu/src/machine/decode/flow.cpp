@@ -15,7 +15,7 @@ bool ends_block(const Op& op) {
 
 bool ends_threads(const Op& op) { return op.detail != nullptr && op.detail->ends && op.detail->targets.empty(); }
 
-// Jumps to the end of a thread end it themselves: lanes do not wait there for others.
+// Replaces jumps to the end of a thread by an end, so that lanes do not wait there for other lanes.
 void end_at_jumps(std::vector<Op>* ops, int32_t always) {
   for (bool changed = true; changed;) {
     changed = false;
@@ -32,8 +32,8 @@ void end_at_jumps(std::vector<Op>* ops, int32_t always) {
 }
 
 // Paths of lanes that continue. Successors that only lead to an early end (a trap, a return in the middle) are left
-// out, because no lane rejoins from there. If a block only leads to such ends, all its successors with the same end
-// count. The number of blocks stands for the end.
+// out, because no lane rejoins from there. If a block leads only to such ends, all its successors with the same end
+// count. The number of blocks represents the end.
 class PathsThatGoOn {
  public:
   PathsThatGoOn(const std::vector<Op>& ops, const std::vector<BasicBlock>& blocks, int32_t always)
@@ -96,7 +96,7 @@ class PathsThatGoOn {
     }
   }
 
-  // Collects the blocks that lead there before any other end.
+  // Marks the blocks that reach this end before any other end.
   void mark(int32_t end, int32_t level) {
     std::vector<int32_t> from = {end};
     level_[static_cast<size_t>(end)] = level;
@@ -120,7 +120,7 @@ class PathsThatGoOn {
 // Immediate post-dominators by the method of Cooper, Harvey and Kennedy, on the reversed graph; -1: the exit.
 class PostDominators {
  public:
-  // next: by block; the number of blocks stands for the exit.
+  // next: successors by block. The number of blocks represents the exit.
   explicit PostDominators(const std::vector<std::vector<int32_t>>& next)
       : next_(next), exit_(static_cast<int32_t>(next.size())) {
     number_.assign(next.size() + 1, -1);

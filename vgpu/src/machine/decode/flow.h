@@ -13,7 +13,7 @@ struct BasicBlock {
   std::vector<int32_t> next, previous;
 };
 
-// always: the virtual register that guards what is executed unconditionally.
+// always: the virtual register that guards unconditional ops.
 std::vector<BasicBlock> blocks_of(const std::vector<Op>& ops, int32_t always);
 
 // Finds for each branch the place where its continuing lanes rejoin: its immediate post-dominator without early ends.

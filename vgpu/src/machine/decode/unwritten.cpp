@@ -68,12 +68,12 @@ class Finder {
     return op.is_copy || std::ranges::find(kCarrying, source_of(op).opcode) != std::end(kCarrying);
   }
 
-  // From the state before an op to the state after it.
+  // Updates the state from before an op to after it.
   void step(const Op& op, RegisterSet* unwritten) const {
     if (conditional(op)) return;
     for (const int32_t r : writes_of(op)) unwritten->clear(r);
   }
-  // f(number, op, what a path leads there without a write of).
+  // Calls f(number, op, registers that some path leaves unwritten).
   template <class F>
   void each_op(F f) {
     for (size_t n = 0; n < blocks_.size(); ++n) {
@@ -99,7 +99,7 @@ class Finder {
     }
   }
 
-  // Copies of nothing else.
+  // Adds registers that are copies of such registers only.
   void add_copies() {
     for (bool changed = true; changed;) {
       changed = false;

@@ -1,4 +1,4 @@
-// Global and constant variables: one memory per module, shared by its kernels, gone with the last of them.
+// Global and constant variables: one memory per module, shared by its kernels. The last kernel frees it.
 #include <cstring>
 #include <map>
 #include <mutex>

@@ -10,8 +10,7 @@ using ptx::Type;
 
 bool is_float(Type type) { return type != Type::none && type != Type::pred && !is_integer(type); }
 
-// d = name(sources): all of the instruction's operands have the type, but for those in other_types (by index of
-// source).
+// d = name(sources). All operands of the instruction have the type, except the sources in other_types (by index).
 Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_type,
               std::initializer_list<Type> types) {
   if (i.operands.size() != types.size() + 1) return b.refuse(i, "this number of operands is not supported");
@@ -33,7 +32,7 @@ Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_
   return found ? Status() : b.refuse(i, "this form is not supported (" + name + ")");
 }
 
-// add, sub, mul, mad, min, max, ... of integers: floating point goes to real.cpp.
+// add, sub, mul, mad, min, max, ... of integers. float.cpp has their floating-point forms.
 Status arithmetic(Builder& b, const Instruction& i) {
   Modifiers words(i);
   Modifiers look(i);
@@ -120,7 +119,7 @@ Status shift(Builder& b, const Instruction& i) {
   return simple(b, i, i.opcode + "." + integer_name(type), type, {type, Type::b32});
 }
 
-// Forms whose name is the text and whose operands are 32 bits wide, or of the type.
+// Forms whose name is the instruction's text. Operands have 32 bits, or the type's width.
 Status by_text(Builder& b, const Instruction& i) {
   Modifiers words(i);
   std::string name = i.opcode;
@@ -195,7 +194,7 @@ Status lop3(Builder& b, const Instruction& i) {
   return {};
 }
 
-// The comparison of setp and set, into a predicate. Halves of f16 and bf16 are compared as float32.
+// Compares for setp and set, into a predicate. Values of f16 and bf16 are compared as float32.
 struct Comparison {
   std::string op;
   Type type = Type::none;
@@ -231,7 +230,7 @@ Comparison comparison_of(Modifiers& words) {
   return c;
 }
 
-// p = comparison combined with q.
+// Computes p = comparison combined with q.
 int32_t combine(Builder& b, const std::string& with, int32_t p, int32_t q) {
   if (with.empty()) return p;
   const int32_t d = b.new_register(0);
@@ -294,7 +293,7 @@ Status setp(Builder& b, const Instruction& i) {
   return {};
 }
 
-// set.cmp.dtype.stype: all ones or 1.0 where it holds, else 0.
+// set.cmp.dtype.stype: all ones or 1.0 where the comparison is true, else 0.
 Status set(Builder& b, const Instruction& i) {
   Modifiers words(i);
   Comparison c = comparison_of(words);
@@ -335,7 +334,7 @@ Status slct(Builder& b, const Instruction& i) {
   if (chooser == Type::none || width_of(type) > 8 || !words.left().empty())
     return b.refuse(i, "this form is not supported");
   if (ftz && chooser != Type::f32) return b.refuse(i, ".ftz is of .f32");
-  // -0 and flushed negative subnormals count as not negative: the comparison is with 0.
+  // -0 and flushed negative subnormals count as not negative, because the comparison is with 0.
   if (!ftz)
     return simple(b, i, "slct." + std::to_string(width_of(type)) + "." + ptx::name_of(chooser), type,
                   {type, type, chooser});

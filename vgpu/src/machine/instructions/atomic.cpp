@@ -35,7 +35,7 @@ T bits(uint64_t x) {
     return std::bit_cast<T>(x);
 }
 
-// flushes: subnormal float32 counts as zero, as it does in global memory alone.
+// flushes: subnormal float32 counts as zero, but only in global memory.
 uint64_t add_real(Type type, uint64_t a, uint64_t b, bool flushes) {
   using units::Format;
   const auto half = [](Format f, uint64_t x, uint64_t y) -> uint64_t {
@@ -76,7 +76,7 @@ bool less(Type type, uint64_t a, uint64_t b) {
 
 bool is_half(Type t) { return t == Type::f16 || t == Type::bf16 || t == Type::f16x2 || t == Type::bf16x2; }
 
-// The new value of memory. c: the third operand of cas.
+// Returns the new value of memory. c: the third operand of cas.
 uint64_t result_of(const AtomicDetail& d, uint64_t old, uint64_t b, uint64_t c, bool global) {
   switch (d.operation) {
     case Atomic::add:
@@ -108,7 +108,7 @@ uint64_t update(const AtomicDetail& d, std::byte* at, uint64_t b, uint64_t c, bo
   }
 }
 
-// 16 bytes: hosts need not have such atomics. Only exch and cas exist.
+// Updates 16 bytes under a lock, because hosts need not have such atomics. Only exch and cas exist.
 void update_128(const AtomicDetail& d, std::byte* at, const std::byte* b, const std::byte* c, std::byte* old) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -33,7 +33,7 @@ void complete(Context& context, NamedBarrier& barrier, uint32_t id) {
   ++barrier.generation;
 }
 
-// The arrival of the op's lanes. False: the run is over.
+// Records the arrival of the op's lanes. Returns false if the run is over.
 bool arrive(Context& context, const Op& op, const NamedDetail& detail, uint32_t id, uint32_t threads) {
   NamedBarrier& barrier = context.block.named[id];
   const bool given = detail.in[1] >= 0;
@@ -82,7 +82,7 @@ Step named_op(Context& context, const Op& op) {
   Fragment& fragment = context.fragment;
   if (!fragment.tried) {
     if (detail.aligned && !is_whole(context, op, Exited::do_not_matter)) return Step::end;
-    // Warps count whole when they come together.
+    // A warp whose lanes arrive together counts as a whole.
     const bool whole = context.mask == context.warp.alive;
     if (!arrive(context, op, detail, id, whole ? kLanes : static_cast<uint32_t>(__builtin_popcount(context.mask))))
       return Step::end;
@@ -136,7 +136,7 @@ Status named(Builder& b, const Instruction& i, Modifiers& words) {
   return {};
 }
 
-// barrier.cluster: the generation that a thread has arrived in is its own.
+// barrier.cluster: each thread stores the generation in which it has arrived.
 struct ClusterDetail : Detail {
   bool arrives = false, aligned = false;
   Order order = Order::release;
@@ -206,7 +206,7 @@ struct FenceDetail : Detail {
 
 Step fence_op(Context& context, const Op& op) {
   const auto& detail = op.as<FenceDetail>();
-  // The later of two fences, and all that follows it, sees all that precedes the earlier one.
+  // All operations after the later of two fences see all operations before the earlier fence.
   if (detail.scope != Scope::cta) context.grid.fences.fetch_add(1, std::memory_order_acq_rel);
   if (context.grid.observer != nullptr) context.grid.observer->fence(context.actor(op), detail.order, detail.scope);
   return Step::next;
@@ -225,7 +225,7 @@ Step proxy_fence_op(Context& context, const Op& op) {
 Status fence(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("proxy")) {
-    // .async, .alias, .tensormap::generic...; only the first is between proxies that have something to race for.
+    // .async, .alias, .tensormap::generic, ...: only .async orders two proxies that can race here.
     const bool async = !words.take_prefix("async").empty();
     words.take_of({"alias"});
     words.take_prefix("tensormap");
@@ -263,7 +263,8 @@ Status fence(Builder& b, const Instruction& i) {
   return {};
 }
 
-// setmaxnreg. Hardware counts by warp: each takes from the block's pool, or gives to it, for its own 32 threads.
+// setmaxnreg. Hardware counts by warp: each warp takes registers for its 32 threads from the block's pool, or returns
+// them.
 struct RegistersDetail : Detail {
   bool more = false;
   int32_t count = 0;

@@ -1,4 +1,4 @@
-// The cp family: which copy it is; groups of copies; their completion.
+// The cp family: kinds of copies, groups of copies, and their completion.
 #include "vgpu/src/machine/instructions/bulk.h"
 
 #include "vgpu/src/machine/instructions/mbarrier.h"

@@ -1,4 +1,4 @@
-// Shared by the asynchronous copies. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
+// Common code of the asynchronous copies. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 #pragma once
 
 #include <vector>
@@ -14,14 +14,14 @@ Status decode_cp_async(Builder& b, const ptx::Instruction& i);     // cp.async, 
 
 Status decode_tensor_map(Builder& b, const ptx::Instruction& i);  // tensormap.replace, .cp_fenceproxy
 
-// An mbarrier that a copy completes bytes on.
+// An mbarrier to which a copy adds completed bytes.
 struct Signal {
   Block* block = nullptr;
   uint32_t offset = 0;
   uint32_t bytes = 0;
 };
 
-// A copy as resolved at its issue.
+// A copy, resolved at its issue.
 struct Copy {
   AsyncKind kind = AsyncKind::bulk_load;
   std::vector<Span> reads, writes;
@@ -31,10 +31,10 @@ struct Copy {
   std::shared_ptr<Progress> group;  // or null
 };
 
-// Issues the copy of one lane, and completes it if the schedule decides so.
+// Issues the copy of one lane, and completes it if the schedule selects it.
 AsyncRef issue_copy(Context& context, const Op& op, uint32_t lane, Copy copy);
 
-// The open group of a lane, of bulk stores or of cp.async, which the next operation joins.
+// The open group of a lane (bulk stores or cp.async), which the next operation joins.
 std::shared_ptr<Progress> open_group(Warp& warp, uint32_t lane, bool bulk);
 Status decode_groups(Builder& b, const ptx::Instruction& i);  // commit_group, wait_group, wait_all
 

@@ -72,7 +72,7 @@ void copy_bytes(std::byte* to, const std::byte* from, uint32_t bytes, uint32_t b
     if (byte_mask >> (i % kGranule) & 1) to[i] = from[i];
 }
 
-// The destinations of a load with a multicast mask: the same offset in each block.
+// Finds the destinations of a load with a multicast mask: the same offset in each block.
 bool multicast(Context& context, const Op& op, uint32_t mask, const End& to, std::vector<End>* all) {
   for (size_t rank = 0; rank < 16; ++rank) {
     if ((mask >> rank & 1) == 0) continue;
@@ -178,7 +178,7 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, BulkDe
   return status.ok() ? Status() : b.refuse(i, status.message);
 }
 
-// Registers, written to another block's memory; bytes are completed on a barrier there.
+// Registers are written to another block's memory, and their bytes complete on a barrier there.
 struct StoreDetail : Detail {  // in: address, barrier, values
   AddressOperand to, barrier;
   uint32_t element = 4;
@@ -256,7 +256,7 @@ Status store_async(Builder& b, const Instruction& i, bool reduces) {
   return {};
 }
 
-// st.bulk: zeros.
+// st.bulk stores zeros.
 struct ZeroDetail : Detail {  // in: address, size
   AddressOperand to;
 };

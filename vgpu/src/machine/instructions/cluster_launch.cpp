@@ -22,7 +22,7 @@ struct CancelDetail : Detail {  // in: address of the answer, barrier
   bool multicast = false;
 };
 
-// The first block of the next cluster that has not begun; false: no such cluster.
+// Takes the first block of the next cluster that has not begun. Returns false if no such cluster exists.
 bool take_cluster(Grid& grid, uint32_t answer[4]) {
   const int32_t index = grid.take_cluster();
   if (index < 0) return false;
@@ -80,7 +80,7 @@ Status try_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   return {};
 }
 
-// query_cancel: of an answer in a 128-bit register.
+// query_cancel reads a response in a 128-bit register.
 Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   const bool canceled = words.take("is_canceled");
   const std::string part =

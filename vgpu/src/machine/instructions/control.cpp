@@ -1,4 +1,4 @@
-// Branches, the end of threads, and instructions that only hint. PTX ISA, "Control Flow Instructions".
+// Branches, the end of threads, and hints. PTX ISA, "Control Flow Instructions".
 #include "vgpu/src/machine/decode/builder.h"
 #include "vgpu/src/machine/decode/calls.h"
 #include "vgpu/src/machine/run/execute.h"
@@ -23,7 +23,7 @@ Step trap_op(Context& context, const Op& op) {
 
 Step yield_op(Context&, const Op&) { return Step::yield; }
 
-// brx.idx: each lane goes to the target that its register chooses.
+// brx.idx: each lane jumps to the target that its register selects.
 Step brx_op(Context& context, const Op& op) {
   const Detail& detail = *op.detail;
   const uint32_t* index = context.row(detail.in[0]);

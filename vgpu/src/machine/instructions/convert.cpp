@@ -71,7 +71,7 @@ void put_pair(Builder& b, RowsOf function, Format format, Fit fit, int32_t d, st
   b.code().details.push_back(std::move(detail));
 }
 
-// cvt.rs: the random bits of each half, for float16 13 of 16.
+// cvt.rs: the random bits of each half; float16 uses 13 of 16.
 void encode_stochastic(const Op& op, const std::byte* r, void* d) {
   const auto& p = op.as<PairDetail>();
   const auto* high = reinterpret_cast<const float*>(r + op.a);
@@ -129,7 +129,7 @@ Status convert_stochastic(Builder& b, const Instruction& i, const Conversion& c)
   return {};
 }
 
-// cvt.pack.sat: two saturated integers in the low bits; of 8 bits, c goes above them.
+// cvt.pack.sat: two saturated integers in the low bits. With 8 bits, c is placed above them.
 Status convert_packed(Builder& b, const Instruction& i, Modifiers& words) {
   words.take("sat");
   const Type to = words.take_type();
@@ -154,7 +154,7 @@ Status convert_packed(Builder& b, const Instruction& i, Modifiers& words) {
   return {};
 }
 
-// Between float32, float64 and the 16-bit formats (and tf32).
+// Converts between float32, float64 and the 16-bit formats (and tf32).
 Status convert_real(Builder& b, const Instruction& i, const Conversion& c) {
   const bool integral = c.rounding.size() == 3 && c.rounding.ends_with('i');
   const int32_t d = b.destination(i.operands[0], c.to == Type::tf32 ? Type::b32 : c.to);

@@ -1,4 +1,4 @@
-// Floating-point arithmetic: forms of text to the functions of units/numbers.h.
+// Floating-point arithmetic: maps forms of instructions to the functions of units/numbers.h.
 #include "vgpu/src/machine/instructions/float.h"
 
 #include <cfenv>
@@ -48,7 +48,7 @@ void call(const Action& action, const Op& op, const std::byte* r, void* d, int32
   }
 }
 
-// f32x2: 64 lanes of float32. Low and high alternate, which arithmetic does not mind.
+// f32x2: 64 lanes of float32. Low and high halves alternate, which elementwise arithmetic allows.
 void both_halves(const Op& op, const std::byte* r, void* d) {
   const Action& action = op.as<InnerDetail>().action;
   call(action, op, r, d, 0);
@@ -141,7 +141,7 @@ void emit_two(Builder& b, const Action& action, int32_t d, const std::vector<int
   }
 }
 
-// min and max: of absolute values with the exclusive or of the signs, and of three.
+// min and max, including forms with absolute values, with the exclusive or of the signs, and with three operands.
 Status extreme_f32(Builder& b, const Form& f, int32_t d, std::vector<int32_t> s) {
   const Action action = f32_action(f);
   if (s.size() == 3) {
@@ -344,7 +344,7 @@ Status decode_real(Builder& b, const Instruction& i) {
   const int32_t d = b.destination(i.operands[0], f.type);
   std::vector<int32_t> s;
   for (size_t k = 1; k < i.operands.size(); ++k) {
-    // add.f32.bf16 d, a, c: a is narrow, c is not; fma: a and b are.
+    // add.f32.bf16 d, a, c: only a is narrow. fma: a and b are narrow.
     const bool narrow = f.source_type != Type::none && k < given;
     s.push_back(b.source(i.operands[k], narrow ? f.source_type : f.type));
     if (narrow && !b.failed()) s.back() = to_f32(b, s.back(), f.source_type);

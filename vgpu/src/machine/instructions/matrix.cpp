@@ -10,7 +10,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-// Whole warps: the registers of the lanes belong to one matrix.
+// Executed by whole warps, because the registers of the lanes belong to one matrix.
 struct MatrixDetail : Detail {  // in: address, stored registers; out: loaded registers
   units::MatrixAccess access;
   AccessForm form;
@@ -18,7 +18,7 @@ struct MatrixDetail : Detail {  // in: address, stored registers; out: loaded re
   int64_t offset = 0;
 };
 
-// The rows' absolute offsets in the window; false: the run is over.
+// Resolves the rows' absolute offsets in the window. Returns false if the run is over.
 bool row_addresses(Context& context, const Op& op, const MatrixDetail& detail, uint32_t* addresses) {
   const uint32_t all = context.mask;
   const int count = units::row_addresses(detail.access);

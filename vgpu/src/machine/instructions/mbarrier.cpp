@@ -65,8 +65,8 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   return true;
 }
 
-// Lanes of one instruction may initialise the same barrier with the same count. Whole warps do so without an elected
-// lane.
+// True if an earlier lane of the instruction has initialised the same barrier with the same count. Whole warps do so
+// without an elected lane.
 bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> places, const uint32_t* counts) {
   for (uint32_t before = 0; before < lane; ++before) {
     if ((mask >> before & 1) != 0 && places[before].block == places[lane].block &&
@@ -142,7 +142,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   if (detail.ignored && !fragment.tried)
     context.finds(Rule::ignored_wait, op, "mbarrier at " + std::to_string(places[first_lane(context.mask)].offset),
                   "the wait may end before the phase completes, and its result is not used");
-  // A waiter that sleeps through two completions would have slept on.
+  // A thread that waits through two completions would miss its phase on hardware.
   if (detail.use == Use::try_wait && last != nullptr && fragment.tried && detail.parity && passed == 0 &&
       fragment.wait.a == last->address && last->phase >= fragment.state + 2) {
     if (!context.finds(Rule::wrong_parity, op, name_of(*last),
@@ -158,7 +158,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   fragment.time_is_up = false;
   put_predicate(context, detail, passed);
   if (context.grid.observer != nullptr) {
-    // There is one event per barrier; usually all lanes wait for the same barrier.
+    // One event covers each barrier; usually all lanes wait for the same barrier.
     for (uint32_t left = passed & context.mask; left != 0;) {
       const SharedPlace& place = places[first_lane(left)];
       Actor actor = context.actor(op);

@@ -11,10 +11,10 @@ namespace tandem::vgpu::machine {
 
 Status decode_mbarrier(Builder& b, const ptx::Instruction& i);
 
-// The object at an offset; null: no object, which has been reported as fatal.
+// Returns the object at an offset. Null: no object, which has been reported as fatal.
 Mbarrier* mbarrier_at(Grid& grid, const Actor& actor, Block& block, uint32_t offset);
 
-// Arrivals and bytes. False: the run is over.
+// Adds arrivals and bytes. Returns false if the run is over.
 bool mbarrier_arrive(Grid& grid, const Actor& actor, Block& block, Mbarrier& barrier, uint32_t count);
 bool mbarrier_complete_bytes(Grid& grid, const Actor& actor, Block& block, Mbarrier& barrier, int64_t bytes);
 

@@ -1,4 +1,4 @@
-// ld and st in all spaces, and what only hints about memory. PTX ISA, "Data Movement and Conversion Instructions".
+// ld and st in all spaces, and hints about memory. PTX ISA, "Data Movement and Conversion Instructions".
 #include "vgpu/src/machine/instructions/memory.h"
 
 #include <cstring>
@@ -25,8 +25,8 @@ struct AccessDetail : Detail {  // in: address, then values of a store; out: val
   std::vector<uint8_t> widths;  // widths of the registers
 };
 
-// Whole naturally aligned words are read and written at once: other host threads may do so too. kOrder: what the host
-// is to order by it, __ATOMIC_RELAXED but for strong accesses.
+// Whole naturally aligned words are read and written at once, because other host threads may access them concurrently.
+// kOrder: the host's memory order, __ATOMIC_RELAXED except for strong accesses.
 template <int kOrder, class T>
 T load_word(const std::byte* at) {
   T value;
@@ -44,7 +44,7 @@ void store_word(std::byte* at, T value) {
     __atomic_store_n(reinterpret_cast<T*>(at), value, kOrder);
 }
 
-// sign: extended by its sign.
+// sign: the value is sign-extended.
 template <int kOrder, class T>
 uint64_t load_integer(const std::byte* at, bool sign) {
   const T value = load_word<kOrder, T>(at);
@@ -260,7 +260,7 @@ Status hint(Builder& b, const Instruction& i) {
   return {};
 }
 
-// createpolicy: any value will do.
+// createpolicy returns an arbitrary value, because policies have no effect.
 Status createpolicy(Builder& b, const Instruction& i) {
   const int32_t d = b.destination(i.operands[0], Type::b64);
   if (b.failed()) return b.fail(i);

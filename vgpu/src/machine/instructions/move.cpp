@@ -63,7 +63,7 @@ Status pack(Builder& b, const Instruction& i, Type type) {
   return found ? Status() : b.refuse(i, "this form is not supported");
 }
 
-// The clocks count what the warp has executed.
+// Clocks return the number of ops that the warp has executed.
 template <int Width>
 Step clock_op(Context& context, const Op& op) {
   const uint64_t now = context.warp.executed + static_cast<uint64_t>(++context.warp.clock_reads);
@@ -107,8 +107,7 @@ Status mov(Builder& b, const Instruction& i) {
 }
 
 // A generic address of shared memory, local memory or a parameter is its window and its 32-bit address. A global
-// address is generic already. A constant's address may come in 32 bits, and its upper half is then taken from the
-// module's memory.
+// address is generic already. A constant's address may have 32 bits; the module's memory then supplies the upper half.
 Status cvta(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const bool to = words.take("to");

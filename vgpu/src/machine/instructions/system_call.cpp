@@ -15,7 +15,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-// Arguments lie in .param variables of the call, which are local memory.
+// Arguments lie in .param variables of the call, which are in local memory.
 struct CallDetail : Detail {  // places of the arguments and of the result, -1: none
   std::vector<int64_t> arguments;
   int64_t result = -1;
@@ -29,7 +29,7 @@ T argument(const Context& context, const CallDetail& detail, size_t n, uint32_t 
   return value;
 }
 
-// A string in global or constant memory.
+// Reads a string in global or constant memory.
 std::string string_at(uint64_t address) {
   constexpr size_t kLongest = 4096;
   if (address < 0x10000 || address >= kSharedWindow) return "";
@@ -90,7 +90,7 @@ std::string formatted(const std::string& format, const std::byte* arguments, siz
   return text;
 }
 
-// The place of the call's result.
+// Reports the access to the place of the call's result.
 void announce_result(Context& context, const Op& op, int64_t at) {
   std::array<uint64_t, kLanes> address;
   address.fill(static_cast<uint64_t>(at));

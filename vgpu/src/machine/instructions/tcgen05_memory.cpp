@@ -1,4 +1,4 @@
-// Tensor memory: its allocation, loads and stores, and what waits for them.
+// Tensor memory: its allocation, loads and stores, and the instructions that wait for them.
 #include <cstring>
 
 #include "vgpu/src/machine/instructions/tcgen05.h"
@@ -20,7 +20,7 @@ constexpr uint32_t kQuadrantShift = 21, kQuadrantBits = 3u << kQuadrantShift;
 
 bool is_count(uint32_t columns) { return columns >= 32 && columns <= 512 && (columns & (columns - 1)) == 0; }
 
-// Columns that are free in all of the blocks; 512: none.
+// Returns columns that are free in all of the blocks, or 512 if no columns are free.
 uint32_t find_columns(const std::vector<Block*>& blocks, uint32_t columns) {
   const uint32_t wanted = columns / kUnit;
   for (uint32_t at = 0; at + wanted <= kUnits; ++at) {
@@ -45,14 +45,14 @@ struct ManagementDetail : Detail {  // in: the address and the columns
   int64_t offset = 0;
 };
 
-// Both blocks of a pair do it together: the first waits for the other. Returns next once both are there.
+// Both blocks of a pair execute it together: the first waits for the other. Returns next when both have arrived.
 Step meet_peer(Context& context, const Op& op, const ManagementDetail& detail, std::vector<Block*>* blocks) {
   blocks->push_back(&context.block);
   if (detail.group != 2) return Step::next;
   Block* const peer = peer_of(context, op);
   if (peer == nullptr) return Step::end;
   blocks->push_back(peer);
-  // Each counts what it has come to; both have come to the same number of these.
+  // Each block counts its steps; both must have the same count.
   if (!context.fragment.tried) {
     context.fragment.state = ++context.block.pair_steps;
     ++context.cluster.events;
@@ -242,7 +242,7 @@ Step store_op(Context& context, const Op& op) {
   uint32_t address;
   std::vector<units::CellRange> cells;
   if (!begin_access(context, op, detail, &address, &cells)) return Step::end;
-  // Registers are read at issue: the compiler may use them for something else then.
+  // Registers are read at issue, because the compiler may reuse them afterwards.
   std::vector<uint32_t> values((detail.in.size() - 1) * kLanes);
   for (size_t n = 1; n < detail.in.size(); ++n)
     std::memcpy(values.data() + (n - 1) * kLanes, context.row(detail.in[n]), 4 * kLanes);

@@ -3,8 +3,9 @@
 //
 // PTX guarantees this order: products of the same shape into the same accumulators; copies and shifts before later
 // products; a shift after earlier products. A commit follows all earlier operations of its thread. The tensor core also
-// executes one thread's operations in order, and all products of a block in order. Kernels rely on that (a product
-// overwrites the A of the preceding one, a copy the scales), so the model does the same.
+// executes one thread's operations in order, and all products of a block in order. Kernels rely on this order: a
+// product overwrites the A of the preceding product, a copy overwrites the scales. The model therefore has the same
+// order.
 #include <algorithm>
 #include <cstring>
 
@@ -200,8 +201,8 @@ bool issue_commit(Context& context, const Op& op, const CommitDetail& detail, ui
     for (const Block* block : signalled) ids.push_back({block->cta, place.offset});
     context.grid.observer->tcgen05_commits(actor, ids);
   }
-  // PTX defines no order of a thread's commits. Hardware lets them arrive in order, and the checker reports reliance on
-  // it.
+  // PTX defines no order of a thread's commits. On hardware they arrive in order, and the checker reports code that
+  // relies on it.
   auto& commits = context.warp.last_commits;
   auto last = std::find_if(commits.begin(), commits.end(), [&](const auto& entry) { return entry.first == lane; });
   if (last == commits.end()) last = commits.insert(last, {lane, nullptr});
@@ -260,7 +261,7 @@ constexpr Family kFamilies[] = {{"tcgen05", tcgen05}, {"clusterlaunchcontrol", d
 
 }  // namespace
 
-// The blocks of an instruction, the block of even rank first.
+// Finds the blocks of an instruction, the block of even rank first.
 bool group_of(Context& context, const Op& op, int32_t group, std::vector<Block*>* blocks) {
   if (!use_group(context, op, group)) return false;
   if (group == 1) {

@@ -76,7 +76,7 @@ Status replace(Builder& b, const Instruction& i, Modifiers& words) {
   return {};
 }
 
-// tensormap.cp_fenceproxy: a warp copies a map from shared to global memory; in: to, from.
+// tensormap.cp_fenceproxy: a warp copies a map from shared to global memory. in: to, from.
 struct CopyDetail : Detail {
   AccessForm to, from;
   bool wide_to = false, wide_from = false;

@@ -96,7 +96,8 @@ Step wait_op(Context& context, const Op& op) {
 }
 
 // Registers of a wgmma must be untouched since the last wgmma.fence, except accumulators of the preceding wgmma. If
-// accumulators are written after the fence of their stage, the compiler waits for earlier products: slow but right.
+// accumulators are written after the fence of their stage, the compiler waits for earlier products, which is slow but
+// correct.
 bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) {
   const Warp& warp = context.warp;
   const uint32_t* const touched = warp.touched.data();
@@ -132,7 +133,7 @@ void hold_registers(Warp& warp, const WgmmaDetail& detail) {
   warp.holds = true;
 }
 
-// Makes the product of the oldest wgmma of a warpgroup.
+// Computes the product of the oldest wgmma of a warpgroup.
 void complete(Block& block, size_t group, AsyncOp* self) {
   Warpgroup& warpgroup = *block.warpgroups[group];
   Wgmma wgmma = std::move(warpgroup.under_way.front());
@@ -150,7 +151,7 @@ void complete(Block& block, size_t group, AsyncOp* self) {
   if (grid.observer != nullptr && self->announced) grid.observer->async_completes(self->id);
 }
 
-// The instruction as the first of the four warps has it.
+// Begins the instruction when the first of the four warps executes it.
 bool begin(Context& context, const Op& op, const WgmmaDetail& detail, Warpgroup& warpgroup) {
   const auto lane = static_cast<uint32_t>(first_lane(context.mask));
   const size_t group = static_cast<size_t>(context.warp.index / kWarps);
@@ -202,7 +203,7 @@ void add_spans(const units::MatrixTile& tile, int32_t cta, int32_t warp, std::ve
   for (const units::Range& r : ranges) spans->push_back({Memory::shared, cta, r.address, r.bytes, 1, warp});
 }
 
-// Each warp has an event. The last one names all reads.
+// Each warp has an event. The last event names all reads.
 void announce(Context& context, const Op& op, const WgmmaDetail& detail, const Wgmma& wgmma) {
   if (context.grid.observer == nullptr) return;
   std::vector<Span> reads;
@@ -261,7 +262,7 @@ units::Format format_of(Type type) {
   }
 }
 
-// ".m64n128k16" to n and k.
+// Parses ".m64n128k16" to n and k.
 bool take_shape(const std::string& word, units::WgmmaForm* form) {
   int m = 0;
   return std::sscanf(word.c_str(), "m%dn%dk%d", &m, &form->n, &form->k) == 3 && m == 64;

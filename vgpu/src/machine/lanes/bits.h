@@ -45,7 +45,7 @@ struct Same {
   }
 };
 
-// Amounts beyond the width shift everything out.
+// Shifts by more than the width give 0.
 struct Shl {
   template <class T>
   static T of(T a, u32 n) {
@@ -193,7 +193,7 @@ struct PrmtMode {
   }
 };
 
-// Predicates are one word.
+// Logic on predicates, each of which is one word.
 template <class F>
 void predicates(const void* a, const void* b, void* d) {
   *static_cast<u32*>(d) = F::of(*static_cast<const u32*>(a), *static_cast<const u32*>(b));
@@ -203,7 +203,7 @@ void predicate(const void* a, void* d) {
   *static_cast<u32*>(d) = F::of(*static_cast<const u32*>(a));
 }
 
-// A predicate chooses; T is as wide as a place.
+// Selects by a predicate. T is as wide as a register's place.
 template <class T>
 void select(const void* a, const void* b, const void* p, void* d) {
   const auto* x = static_cast<const T*>(a);

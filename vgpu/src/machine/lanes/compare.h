@@ -43,7 +43,7 @@ struct Ge {
     return a >= b;
   }
 };
-// Floating point: C++'s != is true for NaN, PTX's ne is not.
+// Floating point: C++'s != is true for NaN, but PTX's ne is false.
 struct NeOrdered {
   template <class T>
   static bool of(T a, T b) {
@@ -124,7 +124,7 @@ struct IsNan {
     return __builtin_isnan(a);
   }
 };
-// Zeros count among the normal numbers, as PTX has it.
+// Zeros count as normal numbers in PTX.
 struct IsNormal32 {
   static bool of(u32 a) {
     const u32 e = a >> 23 & 0xff;

@@ -38,7 +38,7 @@ Table table_of(const LaneTarget& target) {
   return table;
 }
 
-// The chosen instruction set may differ from ours in what we do not use.
+// The chosen instruction set may differ from the compiled one in features that this code does not use.
 const LaneTarget& chosen() {
   for (const LaneTarget* target : lane_targets())
     if (target->name == instruction_set()) return *target;

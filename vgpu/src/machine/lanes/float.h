@@ -1,4 +1,4 @@
-// Conversions of integers, and what float64 needs; float32 and narrower arithmetic is units/numbers.h's.
+// Conversions of integers, and float64 arithmetic. units/numbers.h has the arithmetic of float32 and narrower types.
 // PTX ISA, "cvt", "Floating Point Instructions".
 #pragma once
 
@@ -9,7 +9,7 @@ namespace tandem::vgpu::machine {
 namespace TANDEM_TARGET {
 namespace {
 
-// Integers to integers: extended by their own sign, cut, or saturated.
+// Converts integers to integers: extended by the source's sign, truncated, or saturated.
 template <bool Saturate, class D>
 struct Convert {
   template <class A>
@@ -24,8 +24,8 @@ struct Convert {
   }
 };
 
-// Integers to floating point: exact in float64 up to 32 bits; rounding modes are the environment's. Clang converts
-// unsigned integers by subtracting powers of two, which makes -0 of 0 where the environment rounds down.
+// Converts integers to floating point, exact in float64 up to 32 bits; the environment sets the rounding mode. Clang
+// converts unsigned integers by subtracting powers of two, which gives -0 for 0 when rounding down.
 template <class D>
 struct ToReal {
   template <class A>
@@ -37,7 +37,7 @@ struct ToReal {
   }
 };
 
-// Floating point to integers. Mode: as in .rni .rzi .rmi .rpi. NaN is 0, in 64 bits the lowest bit pattern of all.
+// Converts floating point to integers. Mode: .rni .rzi .rmi .rpi. NaN gives 0, or in 64 bits the lowest integer.
 enum class Integral { rni, rzi, rmi, rpi };
 template <Integral Mode>
 inline f64 integral(f64 x) {
@@ -72,7 +72,7 @@ struct RoundReal {
   static f64 of(f64 a) { return integral<Mode>(a); }
 };
 
-// A float64 NaN keeps its mantissa and becomes quiet. With two NaNs the second operand's is kept. The order is second
+// A float64 NaN keeps its mantissa and becomes quiet. With two NaNs the later operand wins, in this order: second
 // factor, addend, first factor in a fused product, and dividend first in a division. A new NaN is negative.
 inline f64 quiet(f64 a) { return __builtin_bit_cast(f64, __builtin_bit_cast(u64, a) | 0x0008000000000000u); }
 inline f64 with_nan(f64 result, f64 first, f64 second) {
@@ -157,7 +157,7 @@ struct SaturateReal {
   static f64 of(f64 a) { return a > 0 ? (a < 1 ? a : 1.0) : 0.0; }
 };
 
-// The NaN of the GPU, without the sign that an exclusive or has given it.
+// The NaN of the GPU, without the sign of an exclusive or.
 struct PlainNan32 {
   static u32 of(u32 a) { return a == 0xffffffffu ? 0x7fffffffu : a; }
 };
@@ -168,7 +168,7 @@ struct PlainNan16 {
   }
 };
 
-// For narrower formats: float32 that keeps enough (a sticky last bit) for one more rounding to be the only one.
+// For narrower formats: float32 with a sticky last bit, so that one more rounding gives the correctly rounded result.
 struct ToOdd {
   static f32 of(f64 a) {
     const f32 near = static_cast<f32>(a);
@@ -194,7 +194,7 @@ struct Neg32 {
 struct Abs32 {
   static u32 of(u32 a) { return a & 0x7fffffffu; }
 };
-// The instructions add zero, which makes a NaN the GPU's.
+// The instructions add zero, so that a NaN becomes the GPU's NaN.
 struct RealNeg32 {
   static f32 of(f32 a) { return plain(-a); }
 };

@@ -14,7 +14,7 @@ inline constexpr T smallest = is_signed<T> ? static_cast<T>(Unsigned<T>{1} << (8
 template <class T>
 inline constexpr T largest = static_cast<T>(~static_cast<Unsigned<T>>(smallest<T>));
 
-// Sums and products wrap: they are computed on unsigned values of at least 32 bits.
+// Sums and products wrap, because they are computed on unsigned values of at least 32 bits.
 template <class T>
 inline Place<T> bits(T x) {
   return static_cast<Place<T>>(x);
@@ -185,7 +185,7 @@ struct Abs {
   }
 };
 
-// Hardware returns all ones for impossible divisions, and the dividend as remainder.
+// Hardware returns all ones for a division by zero, and the dividend as remainder.
 struct Div {
   template <class T>
   static T of(T a, T b) {
@@ -203,7 +203,7 @@ struct Rem {
   }
 };
 
-// The carry: 0 or 1, in a separate row.
+// The carry is 0 or 1, in a separate row.
 struct AddCarry {
   template <class T>
   static T of(T a, T b, u32 carry) {
@@ -247,7 +247,7 @@ struct Dp2a {
   }
 };
 
-// Two 16-bit values in 32 bits.
+// Operates on two 16-bit values in 32 bits.
 template <class F, class T>
 struct Halves {
   static u32 of(u32 a, u32 b) {

@@ -1,4 +1,4 @@
-// Arithmetic on rows, compiled once per instruction set; floating point is units/numbers.h's.
+// Arithmetic on rows, compiled once per instruction set. units/numbers.h has floating point.
 #pragma once
 
 #include <span>
@@ -8,8 +8,7 @@
 
 namespace tandem::vgpu::machine {
 
-// A form by its canonical name: operation, what distinguishes it, type: "mul.wide.u16", "setp.ltu.f32",
-// "cvt.sat.s8.s32".
+// A form by its canonical name (operation, qualifiers, type): "mul.wide.u16", "setp.ltu.f32", "cvt.sat.s8.s32".
 struct LaneEntry {
   const char* name;
   Action action;
@@ -21,10 +20,10 @@ struct LaneTarget {
   std::span<const std::span<const LaneEntry>> families;
 };
 
-// Looks up a form in the best instruction set of this machine. Shape::none: no such form.
+// Returns a form of the best instruction set of this machine. Shape::none: no such form.
 Action lane_function(const std::string& name);
 
-// The same from a given target; for tests that compare them.
+// The forms of all targets. Tests compare them.
 std::span<const LaneTarget* const> lane_targets();
 Action lane_function(const LaneTarget& target, const std::string& name);
 

@@ -1,7 +1,7 @@
 // Row functions: a function of one lane, mapped over 32. Each instruction set includes this header once.
 //
 // A 16-bit value has a place of 32 bits, and its upper half is zero. Destination and source may be the same row, but
-// rows of different widths never overlap. Lanes are independent, and the loops declare it.
+// rows of different widths never overlap. Lanes are independent, and the loops declare so.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ using s64 = int64_t;
 using f32 = float;
 using f64 = double;
 
-// How a value is kept in a row, and its unsigned twin.
+// The type of a value in a row, and the unsigned type of the same width.
 template <class T, bool kReal = std::is_floating_point_v<T>>
 struct TypeOf {
   using Place = std::conditional_t<sizeof(T) == 8, u64, u32>;
@@ -61,7 +61,7 @@ inline Place<T> kept(V value) {
   return static_cast<Place<T>>(static_cast<Unsigned<T>>(value));
 }
 
-// D f(A), D f(A, B), ... over all lanes. F is a type with a static function `of`.
+// Computes D f(A), D f(A, B), ... over all lanes. F is a type with a static function `of`.
 template <class F, class D, class A>
 void one(const void* a, void* d) {
   const auto* x = from<A>(a);
@@ -94,7 +94,7 @@ void four(const void* a, const void* b, const void* c, const void* e, void* d) {
       kept<D>(F::of(static_cast<A>(x[i]), static_cast<B>(y[i]), static_cast<C>(w[i]), static_cast<E>(v[i])));
 }
 
-// A predicate: bit i is f of lane i.
+// Computes a predicate: bit i is f of lane i.
 template <class F, class A, class B>
 void test_two(const void* a, const void* b, void* d) {
   const auto* x = from<A>(a);

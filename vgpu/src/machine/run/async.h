@@ -1,4 +1,4 @@
-// Asynchronous operations: issued by a warp, completed when the schedule decides. Data moves at completion.
+// Asynchronous operations: a warp issues them, and they complete when the schedule decides. Data moves at completion.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct AsyncOp {
 };
 using AsyncRef = std::shared_ptr<AsyncOp>;
 
-// The number of operations that a wait covers. It falls to 0.
+// The number of outstanding operations that a wait covers.
 struct Progress {
   int left = 0;
 };
@@ -51,19 +51,19 @@ class AsyncQueue {
     grid_ = grid;
     cluster_ = cluster;
   }
-  // Issues an operation; after: operations that complete first. It may complete at once.
+  // Issues an operation. after: operations that complete first. An operation may complete at once.
   AsyncRef issue(const Actor& issuer, std::function<void()> complete, const std::vector<AsyncRef>& after = {},
                  int parts = 0);
-  // Records that a part of it has been issued.
+  // Records that a part of the operation has been issued.
   void unblock(const AsyncRef& op);
   bool empty() const { return under_way_.empty(); }
-  // Finds an operation that uses the shared memory of these blocks and must not outlive them; null: none.
+  // Returns an operation that uses the shared memory of these blocks and must not outlive them, or null.
   AsyncRef find(uint32_t blocks) const;
-  // Between turns: completes the operations that the schedule chooses.
+  // Completes the operations that the schedule selects, between turns.
   void advance(Random* random);
-  // Completes an operation when no warp can proceed. False: none is outstanding.
+  // Completes an operation when no warp can proceed. Returns false if no operation is outstanding.
   bool force(Random* random);
-  // Completes it and all it waits for.
+  // Completes the operation and all operations that it waits for.
   void finish(const AsyncRef& op);
   void clear() { under_way_.clear(); }
 

@@ -1,4 +1,4 @@
-// Clusters, blocks and warps begin and end.
+// The begin and end of clusters, blocks and warps.
 #include <algorithm>
 #include <cstring>
 
@@ -156,7 +156,7 @@ void begin_block(Block& block) {
     begin_warp(block, block.warps[static_cast<size_t>(w)], w, registers);
 }
 
-// setmaxnreg is an instruction of a warpgroup: some of its warps went without.
+// Reports setmaxnreg that only some warps of a warpgroup have executed.
 void report_uneven_registers(Block& block) {
   for (size_t group = 0; group < block.warpgroups.size(); ++group) {
     const auto first = static_cast<int32_t>(4 * group);

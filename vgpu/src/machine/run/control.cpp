@@ -1,4 +1,4 @@
-// Divergence: fragments of a warp, and their rejoining.
+// Divergence: the fragments of a warp, and their reconvergence.
 #include "base/text.h"
 #include "vgpu/src/machine/run/execute.h"
 

@@ -1,4 +1,4 @@
-// The table of a kernel that cannot go on: each warp, its source line, what it waits for.
+// The table of a deadlocked kernel: for each warp its source line and the event that it waits for.
 #include <cstdio>
 
 #include "vgpu/src/machine/run/execute.h"

@@ -11,7 +11,7 @@ void merge(T* to, const T* from, uint32_t mask) {
     if (mask >> i & 1) to[i] = from[i];
 }
 
-// Puts the lanes of mask of a row where they belong.
+// Copies the lanes of mask of a row to their places.
 void merge_row(std::byte* to, const std::byte* from, int width, uint32_t mask) {
   switch (width) {
     case 0: {
@@ -32,7 +32,7 @@ void merge_row(std::byte* to, const std::byte* from, int width, uint32_t mask) {
 
 inline const float* reals(const std::byte* r, int32_t at) { return reinterpret_cast<const float*>(r + at); }
 
-// Notes that an ordinary instruction has touched registers of wgmmas: the next one needs a wgmma.fence before it.
+// Records that an ordinary instruction has accessed registers of wgmmas. The next wgmma then needs a wgmma.fence.
 void touch(Warp& warp, const Op& op) {
   const auto row = [&](int32_t at) {
     if (at >= 0) warp.touched[static_cast<size_t>(at) / (4 * kLanes)] = warp.fences;

@@ -1,4 +1,4 @@
-// The dispatch loop, and the scheduler above it.
+// The dispatch loop, and the scheduler that calls it.
 #pragma once
 
 #include <span>
@@ -7,30 +7,30 @@
 
 namespace tandem::vgpu::machine {
 
-// Executes a fragment until it waits, ends, or has executed *budget ops; *budget becomes what is left.
+// Executes a fragment until it waits, ends, or has executed *budget ops. Subtracts the executed ops from *budget.
 Step execute(Grid& grid, Warp& warp, Fragment& fragment, int64_t* budget);
 
-// control.cpp
-// The lanes `taken` of the fragment continue at target, the rest at the next op. They rejoin at join (-1: nowhere).
+// control.cpp The lanes `taken` of the fragment continue at target, the rest at the next op. All lanes rejoin at join
+// (-1: nowhere).
 void diverge(Warp& warp, Fragment& fragment, uint32_t taken, int32_t target, int32_t join);
-// At a join op. False: the fragment is no more, its lanes wait for others.
+// Executes a join op. Returns false if the fragment ends because its lanes wait for others.
 bool rejoin(Warp& warp, Fragment& fragment, int32_t pc);
 void exit_lanes(Context& context, const Op& op, uint32_t lanes);
-// Lets lanes go on that wait at a join for others: those may need them.
+// Releases lanes that wait at a join, because other lanes may need them to proceed.
 bool break_joins(Warp& warp);
 Fragment& new_fragment(Warp& warp, uint32_t mask, int32_t pc, int32_t join);
-// Each group of lanes except the first becomes a separate fragment. All of them execute the same op again.
+// Each group of lanes except the first becomes a separate fragment. All fragments execute the same op again.
 Step split_fragment(Context& context, std::span<const uint32_t> groups);
 
 // The effect of exited lanes on an .aligned instruction. PTX requires all threads of the warp. A barrier ignores exited
 // threads, and hardware executes most other instructions for the warp as a whole. Products and matrices in shared
 // memory take registers of all lanes, so they need every lane.
 enum class Exited : uint8_t { do_not_matter, matter_by_the_letter, matter };
-// True if all lanes of the warp execute the op together, as .aligned requires. Otherwise it reports. False: the run
-// ends.
+// True if all lanes of the warp execute the op together, as .aligned requires. Otherwise reports a finding. Returns
+// false if the run ends.
 bool is_whole(Context& context, const Op& op, Exited exited = Exited::matter_by_the_letter);
-// Waits until all lanes of members are at this op (with any_place: at an op of the same function). True: the caller is
-// the last, and acts for all of them. release_lanes() lets the rest continue after their op.
+// Waits until all lanes of members are at this op (with any_place: at an op of the same function). Returns true to the
+// last caller, which acts for all of them. release_lanes() lets the rest continue after their op.
 bool gather_lanes(Context& context, const Op& op, uint32_t members, bool any_place, uint32_t* present);
 void release_lanes(Context& context, const Op& op, uint32_t lanes);
 
@@ -42,7 +42,7 @@ Turn take_turn(Cluster& cluster, int64_t budget);
 void report_deadlock(Cluster& cluster);
 std::string stuck_table(const Cluster& cluster);
 
-// held.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.
+// pending_registers.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.
 void check_held(Context& context, const Op& op);
 bool rename_held(Context& context, const Op& op);  // a copy of a register that will be written: true: done
 

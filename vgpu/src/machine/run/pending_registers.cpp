@@ -1,5 +1,4 @@
-// Registers that an asynchronous operation reads or writes until it is waited for. PTX ISA, "wgmma.wait_group",
-// "tcgen05.wait".
+// Registers that an asynchronous operation reads or writes until a wait. PTX ISA, "wgmma.wait_group", "tcgen05.wait".
 #include "vgpu/src/machine/run/execute.h"
 #include "vgpu/src/machine/run/warpgroup.h"
 
@@ -35,7 +34,7 @@ void check(Context& context, const Op& op, int32_t at, bool writes) {
     return;
   }
   if (!h.tmem_load) return;
-  // The compiler orders the write: the values are there, and a finding by the letter reports it.
+  // The compiler orders the write, so that the values are available. A finding by the letter reports it.
   for (const auto& load : context.warp.tmem_pending_ops) context.cluster.async.finish(load);
   context.warp.loads_waited = context.warp.loads_issued;
   context.finds(Rule::pending_load, op, "",
@@ -79,7 +78,7 @@ bool rename_held(Context& context, const Op& op) {
     at->copies.push_back({member, op.a, op.d, context.mask});
     return true;
   }
-  // Its product is complete.
+  // The product is complete.
   write_sums(*warp.block, static_cast<size_t>(warp.index / 4));
   const uint32_t* a = context.row(op.a);
   uint32_t* d = context.row(op.d);

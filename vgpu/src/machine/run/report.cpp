@@ -1,4 +1,4 @@
-// Findings go to the observer. A fatal finding ends the run.
+// Passes findings to the observer. A fatal finding ends the run.
 #include "vgpu/src/machine/run/execute.h"
 
 namespace tandem::vgpu::machine {

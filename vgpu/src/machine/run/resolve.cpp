@@ -23,7 +23,7 @@ bool outside(Context& context, const Op& op, const char* memory, uint64_t addres
   return false;
 }
 
-// A generic address: which space, and the address in it.
+// Returns the space of a generic address, and converts it to an address in that space.
 ptx::Space space_of(uint64_t* address) {
   if (in_window(*address, kSharedWindow)) {
     *address &= ~kWindowMask;

@@ -1,4 +1,4 @@
-// Addresses to memory.
+// Converts addresses to memory.
 #pragma once
 
 #include "vgpu/src/machine/run/state.h"
@@ -37,15 +37,15 @@ struct RegisterAddress {
 // Resolves, checks and announces. False: the run is over.
 bool resolve(Context& context, const Op& op, const AccessForm& form, RegisterAddress address, Places* places);
 
-// A shared address with or without window: its block and offset. own: rank 0 means the own block.
+// The block and offset of a shared address, with or without window. own: rank 0 means the block itself.
 struct SharedPlace {
   Block* block = nullptr;
   uint32_t offset = 0;
 };
-// False: there is no such memory; reported as fatal.
+// Returns false if the memory does not exist, which is reported as fatal.
 bool resolve_shared(Context& context, const Op& op, uint64_t address, bool cluster, uint32_t bytes, SharedPlace* place);
 
-// Resolves a generic, global or parameter address of bytes that are only read: tensor maps. Null: reported as fatal.
+// Resolves a generic, global or parameter address of read-only bytes, such as tensor maps. Null: reported as fatal.
 const std::byte* resolve_constant(Context& context, const Op& op, uint64_t address, uint32_t bytes);
 
 }  // namespace tandem::vgpu::machine

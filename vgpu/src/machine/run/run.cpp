@@ -1,4 +1,4 @@
-// run(): a grid to its end, on the host's threads.
+// run(): executes a whole grid on the host's threads.
 #include <algorithm>
 #include <list>
 #include <thread>
@@ -22,7 +22,7 @@ std::string text(const gpu::Dim3& d) {
   return std::to_string(d.x) + " x " + std::to_string(d.y) + " x " + std::to_string(d.z);
 }
 
-// The fault of who launches, as a driver reports it: no argument of a user's call.
+// An error of the launching code, as a driver reports it, instead of an invalid argument of a user's call.
 Status refuse(const std::string& why) { return {TANDEM_DEVICE_ERROR, "vgpu: " + why}; }
 
 Status check_cluster(const LaunchDescription& launch, const Model& model, const ptx::Function& f, gpu::Dim3 cluster) {
@@ -73,7 +73,7 @@ Status check_launch(const LaunchDescription& launch, const Model& model, const C
   return {};
 }
 
-// Registers of a thread at launch: what ptxas may use at most, which it does use where setmaxnreg moves registers.
+// Registers of a thread at launch: the maximum of ptxas, which it uses if setmaxnreg moves registers.
 int32_t launch_registers(const ptx::Function& f, const Model& model, int64_t threads) {
   if (f.max_registers != 0) return f.max_registers;
   const int64_t rounded = (threads + 127) / 128 * 128 * std::max(f.min_ctas, 1);
@@ -119,7 +119,7 @@ class Worker {
   bool more_left() const { return grid_->begun.load() < grid_->cluster_count; }
   int64_t turn_length() { return grid_->options.placement == 0 ? kTurn : 1 + random_.below(kShortTurn); }
 
-  // False: no cluster is left.
+  // Returns false if no cluster remains.
   bool start() {
     const int32_t index = grid_->take_cluster();
     if (index < 0) return false;
@@ -137,7 +137,7 @@ class Worker {
   std::list<std::unique_ptr<Cluster>> resident_, spare_;
 };
 
-// Every order is as likely.
+// Returns a random order; all orders have the same probability.
 std::vector<int32_t> order_of(int32_t clusters, uint64_t placement) {
   std::vector<int32_t> order;
   if (placement == 0) return order;

@@ -7,7 +7,7 @@ Schedule Schedule::nth(int n) {
   if (n <= 0) return {0, Completion::early};
   if (n == 1) return {0, Completion::late};
   const auto seed = static_cast<uint64_t>(n);
-  // Late and early once more in a random order of warps, then random altogether.
+  // Schedules 2 and 3 are late and early again, in a random order of warps. Later schedules are random.
   return {seed, n == 2 ? Completion::late : n == 3 ? Completion::early : Completion::random};
 }
 

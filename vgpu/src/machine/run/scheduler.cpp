@@ -8,17 +8,18 @@ namespace tandem::vgpu::machine {
 namespace {
 
 constexpr int64_t kSlice = 2000;  // ops that a fragment executes before another has its turn
-// Ops executed without an event. Above the first limit a fragment is probably waiting, above the second one surely.
+// Limits of ops executed without an event. Above the first limit a fragment is probably waiting, above the second one
+// certainly.
 constexpr int64_t kIdle = 40'000, kStarving = 1'000'000;
 constexpr int kHopelessRounds = 3;  // rounds in which waits have ended by their time limit
 
 int64_t slice_length(Cluster& cluster) {
   if (cluster.grid->options.schedule.seed == 0) return kSlice;
-  // Short ones too: races hide between neighbouring instructions.
+  // Some slices are short, because races hide between neighbouring instructions.
   return cluster.random.below(4) == 0 ? 1 + cluster.random.below(16) : 1 + cluster.random.below(2 * kSlice);
 }
 
-// Executes one slice of every present fragment of the warp. True: an op was executed.
+// Executes one slice of every fragment of the warp. Returns true if an op was executed.
 bool run_warp(Cluster& cluster, Warp& warp, int64_t* executed) {
   bool any = false;
   const int count = warp.fragment_count;
@@ -50,7 +51,7 @@ bool end_waits(Cluster& cluster) {
   return any;
 }
 
-// No fragment can proceed. False: permanently.
+// Handles a cluster whose fragments cannot proceed. Returns false if it is deadlocked.
 bool unstick(Cluster& cluster) {
   if (cluster.async.force(&cluster.random)) return true;
   bool any = false;

@@ -95,7 +95,7 @@ struct Warp {
   bool holds = false;             // some register may be held
   std::vector<uint32_t> written;  // lanes that have written each Code::may_be_unwritten
 
-  // By lane.
+  // State by lane.
   std::array<uint32_t, kLanes> cluster_generation{};            // generation of the last barrier.cluster.arrive
   uint32_t cluster_arrived = 0;                                 // lanes that have arrived and not waited
   std::vector<LaneGroups> lane_groups;                          // bulk and cp.async groups; empty until the first
@@ -189,7 +189,7 @@ struct Grid {
   Status status;
 
   void stop(std::string sentence);
-  // The next cluster that has not begun; -1: none.
+  // Returns the next cluster that has not begun, or -1.
   int32_t take_cluster();
 };
 
@@ -208,10 +208,10 @@ struct Context {
   }
   Actor actor(const Op& op) const { return {block.cta, warp.index, mask, op.source}; }
 
-  // Reports. True: execution can go on.
+  // Reports a finding. Returns true if execution can continue.
   bool finds(Rule rule, const Op& op, std::string subject, std::string message, bool fatal = false) const;
 
-  // An op that cannot be done yet.
+  // Makes the fragment wait at an op that cannot proceed yet.
   Step wait(WaitKind kind, uint64_t a = 0, uint64_t b = 0) const {
     fragment.tried = true;
     fragment.wait = {kind, a, b};

@@ -14,7 +14,7 @@ namespace tandem::vgpu::machine {
 struct Block;
 struct WgmmaDetail;
 
-// A copy of a register that an outstanding wgmma will write. It is performed when the wgmma completes.
+// A copy of a register that an outstanding wgmma will write. The copy is performed when the wgmma completes.
 struct LateCopy {
   int warp = 0;  // in the warpgroup
   int32_t from = 0, to = 0;
@@ -32,7 +32,7 @@ struct Wgmma {
   AsyncRef op;
 };
 
-// A setmaxnreg of the first warp that executes it. PTX requires an equal one in the other warps.
+// A setmaxnreg of the first warp that executes it. PTX requires the same count in the other warps.
 struct Reallocation {
   int32_t count = 0;   // registers of a thread
   int32_t source = 0;  // instruction of the op

@@ -1,9 +1,9 @@
 """Rotary position embedding under the names of flash_attn.layers.rotary, in plain torch, with gradients.
 
-Pairs of dimensions (a, b) are turned by an angle that grows with the place: (a cos - b sin, a sin + b cos). A pair is
+Pairs of dimensions (a, b) are rotated by an angle that grows with the place: (a cos - b sin, a sin + b cos). A pair is
 dimensions i and i + rotary_dim / 2 (GPT-NeoX), or 2 i and 2 i + 1 where interleaved (GPT-J); dimensions from rotary_dim
 on stay. The products are computed in float32. cos and sin, (places, rotary_dim / 2), have no gradient; a place beyond
-them is not turned.
+them is not rotated.
 
 J. Su et al. RoFormer. arXiv 2104.09864; with scale_base Y. Sun et al. XPos. arXiv 2212.10554.
 """
@@ -16,7 +16,7 @@ from tandem.compat._arguments import places
 
 
 def rotate(x, cos, sin, place, interleaved=False, conjugate=False):
-    """A copy of x (..., heads, head_dim), each row turned by its place; conjugate turns back.
+    """Returns a copy of x (..., heads, head_dim), with each row rotated by its place; conjugate rotates back.
 
     place broadcasts to x.shape[:-2].
     """
@@ -38,7 +38,7 @@ def rotate(x, cos, sin, place, interleaved=False, conjugate=False):
 
 
 def _place(x, cos, sin, seqlen_offsets, cu_seqlens=None, max_seqlen=None):
-    """The place of each row of x, seqlen_offsets (an int, or one per sequence) further on than in its sequence."""
+    """Returns the place of each row of x: its place in the sequence plus seqlen_offsets (one, or one a sequence)."""
     if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
         raise ValueError(
             f"cos and sin (shapes {tuple(cos.shape)} and {tuple(sin.shape)}) must both be (places, rotary_dim / 2), "
@@ -53,7 +53,7 @@ def _place(x, cos, sin, seqlen_offsets, cu_seqlens=None, max_seqlen=None):
 
 
 def rotate_half(x, interleaved=False):
-    """(a, b) becomes (-b, a) in each pair of x's last dimension."""
+    """Replaces (a, b) by (-b, a) in each pair of x's last dimension."""
     if interleaved:
         return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
     a, b = x.chunk(2, dim=-1)
@@ -61,7 +61,7 @@ def rotate_half(x, interleaved=False):
 
 
 def apply_rotary_emb_torch(x, cos, sin, interleaved=False):
-    """x (batch, seqlen, heads, head_dim) turned by cos and sin, in their type and with their gradients too.
+    """Returns x (batch, seqlen, heads, head_dim) rotated by cos and sin, in their type and with their gradients too.
 
     cos and sin are (seqlen, rotary_dim / 2), or have a batch in front.
     """
@@ -97,7 +97,7 @@ def apply_rotary_emb(
     cu_seqlens=None,
     max_seqlen=None,
 ):
-    """x (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens, turned by its places.
+    """Returns x (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with cu_seqlens, rotated by its places.
 
     seqlen_offsets, an int or (batch), is added to the places. inplace overwrites x; the result carries the gradient.
     """
@@ -148,8 +148,8 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets=0,
     num_heads_q=None,
 ):
-    """Turns q and k in qkv, in place: (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2 heads_k,
-    head_dim) with num_heads_q. k has cos_k and sin_k where given. Returns qkv, which carries the gradient."""
+    """Rotates q and k in qkv, in place: (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2
+    heads_k, head_dim) with num_heads_q. k has cos_k and sin_k where given. Returns qkv, which carries the gradient."""
     return ApplyRotaryEmbQKV_.apply(qkv, cos, sin, cos_k, sin_k, interleaved, seqlen_offsets, num_heads_q)
 
 
@@ -178,14 +178,14 @@ def apply_rotary_emb_kv_(
     interleaved=False,
     seqlen_offsets=0,
 ):
-    """Turns k in kv (batch, seqlen, 2, heads_k, head_dim), in place. Returns kv, which carries the gradient."""
+    """Rotates k in kv (batch, seqlen, 2, heads_k, head_dim), in place. Returns kv, which carries the gradient."""
     return ApplyRotaryEmbKV_.apply(kv, cos, sin, interleaved, seqlen_offsets)
 
 
 class RotaryEmbedding(torch.nn.Module):
-    """Turns q and k by angles place / base^(2 i / dim), with tables of cos and sin that grow when needed.
+    """Rotates q and k by angles place / base^(2 i / dim), with tables of cos and sin that grow when needed.
 
-    dim is the number of turned dimensions. With scale_base (XPos; 512 is usual) q is also scaled by
+    dim is the number of rotated dimensions. With scale_base (XPos; 512 is usual) q is also scaled by
     ((2 i / dim + 0.4) / 1.4)^((place - middle) / scale_base), and k by the inverse.
     """
 
@@ -217,7 +217,7 @@ class RotaryEmbedding(torch.nn.Module):
         ):
             return
         self._seq_len_cached = seqlen
-        # Angles in float32, whatever type the module was converted to: a place in bfloat16 has no units above 256.
+        # Angles in float32, for any type of the module, because places in bfloat16 are inexact above 256.
         inv_freq = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._compute_inv_freq(device)
         place = torch.arange(seqlen, device=device, dtype=torch.float32)
         angles = torch.outer(place, inv_freq)
@@ -229,7 +229,7 @@ class RotaryEmbedding(torch.nn.Module):
         self._cos_cached, self._sin_cached = cos.to(dtype), sin.to(dtype)
 
     def forward(self, qkv, kv=None, seqlen_offset=0, max_seqlen=None, num_heads_q=None):
-        """Turns q and k in place and returns qkv, or (q, kv) where kv is given.
+        """Rotates q and k in place and returns qkv, or (q, kv) if kv is given.
 
         qkv (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, num_heads_q + 2 heads_k, head_dim). With kv (batch,
         seqlen, 2, heads_k, head_dim) it is q (batch, seqlen, heads, head_dim). seqlen_offset, an int or (batch), is

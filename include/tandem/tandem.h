@@ -268,9 +268,9 @@ typedef struct tandem_attention_args {
   const uint64_t* dropout_seed_ptr;
   const uint64_t* dropout_offset_ptr;
 
-  /* The forward on a GPU divides the keys into this number of splits, or fewer if keys are few. It merges their
-   * float32 results in order. 0: chosen by the problem's sizes. Not above 1 with block lists or batch_invariant. The
-   * CPU and the backward do not read it. 0..1024. */
+  /* The forward on a GPU divides the keys into this number of splits, fewer if keys are few. The splits'
+   * float32 results are merged in order. 0: chosen by the problem's sizes. Not above 1 with block lists or
+   * batch_invariant. The CPU and the backward do not read num_splits. 0..1024. */
   int32_t num_splits;
   /* Engines ignore deterministic: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
   int32_t deterministic;

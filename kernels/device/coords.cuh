@@ -125,8 +125,8 @@ TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
   return 0;
 }
 
-// The n_blocks of a range that belong to a split. If there are none, the split's first n_block remains. Its keys are
-// hidden, because it is outside the unmasked n_blocks.
+// The n_blocks of a range that belong to a split. If no n_block does, the split's first one remains. The
+// mask hides its keys, because the n_block is outside the unmasked range.
 template <auto T>
 TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, int work) {
   if constexpr (T.split_keys) {
@@ -136,6 +136,12 @@ TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, in
     if (range.begin >= range.end) range.begin = begin, range.end = begin + 1;
   }
   return range;
+}
+
+// The n_blocks of a work tile, within its split.
+template <auto T>
+TANDEM_DEVICE NBlockRange work_n_blocks(const ForwardParams& p, const TileCoords& tile, int work) {
+  return in_split<T>(p, n_block_range<T>(p, tile), work);
 }
 
 // The coordinates by which a split's results are stored.

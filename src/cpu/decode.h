@@ -34,7 +34,7 @@ struct Stream {
   }
 };
 
-// Rows of floats, `stride` apart.
+// Rows of floats at intervals of `stride`.
 template <class Float>
 struct FloatRows {
   Float* data;

@@ -50,8 +50,8 @@ Floor backward_floor(const Problem& p, const Plan& plan, const gpu::Properties& 
   // A chunk of dS exceeds the L2 cache.
   constexpr int64_t kL2Bytes = 32 << 20;
   if (plan.backward.chunk.bytes > kL2Bytes) f.hbm_bytes += 2 * kElement * work.pairs;
-  // Every tile of keys reads the queries that see it, their dout, lse and delta. It adds to their float32 dq, which is
-  // then converted, unless there is only one tile. With strips it writes dS instead, which is read again.
+  // Every tile of keys reads the queries that see it, their dout, lse and delta. Several tiles add to a float32 dq,
+  // which is then converted. With ds_gmem a tile writes dS instead, which the dq kernel reads.
   const double sums = t.single_n_block || t.ds_gmem ? 0 : d;
   f.l2_bytes = own + work.pairs / t.tile_n * (kElement * planner.iteration_columns(t) + kFloat * (2 * scores + sums)) +
                rows * kFloat * (2 + sums) + (t.ds_gmem ? 2 * kElement * work.pairs : 0);

@@ -16,15 +16,14 @@ namespace tandem::plan {
 namespace {
 
 // q and out: the rows of a box are neighbours in the order of tiles: the packed heads of each query in turn.
-// splits: copies of the batch, one after the other.
-void add_rows(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int rows,
-              const MapDimensions& map, int64_t splits = 1) {
+// The caller adds the dimension of sequences.
+const MapDimensions& add_rows(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int rows,
+                              const MapDimensions& map) {
   const int64_t pack_gqa = t.pack_gqa;
-  map.add(head_dim, 1, map.columns())
+  return map.add(head_dim, 1, map.columns())
       .add(pack_gqa, view.head, pack_gqa)
       .add(p.packed_q() ? p.total_q : p.seqlen_q, view.row, rows / pack_gqa)
-      .add(p.heads_q / pack_gqa, view.head * pack_gqa, 1)
-      .add((p.packed_q() ? 1 : p.batch) * splits, view.batch, 1);
+      .add(p.heads_q / pack_gqa, view.head * pack_gqa, 1);
 }
 
 // The results of the splits in the workspace: (splits, batch, rows, heads, head_dim_v), the lse without the last.
@@ -68,11 +67,13 @@ void add_maps(const Problem& p, const ForwardSchedule& t, std::byte* workspace, 
   };
   const ForwardKernel::TmaBoxRows& boxes = t.tile.boxes;
   const std::byte* const zeros = t.no_keys ? workspace + kZerosOffset : nullptr;
-  add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype));
+  const int64_t sequences = p.packed_q() ? 1 : p.batch;
+  add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype)).add(sequences, p.q.batch, 1);
   add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.no_keys ? zeros : p.k.data, p.dtype));
   add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.no_keys ? zeros : p.v.data, p.dtype));
   const View out = t.splits > 1 ? split_out(p, t, workspace) : p.out;
-  add_rows(p, t, out, p.head_dim_v, boxes.out, map(&params->out, out.data, out.dtype), t.splits);
+  add_rows(p, t, out, p.head_dim_v, boxes.out, map(&params->out, out.data, out.dtype))
+      .add(sequences * t.splits, out.batch, 1);
 }
 
 void set_max_scores(const Problem& p, MaxScoresParams* params) {

@@ -114,7 +114,7 @@ TANDEM_DEVICE void load_bias(const ForwardParams& p, SharedStorage<T>& s, int wa
     const TileCoords tile = work.tile<T>(p);
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&s.q_empty[0]);
-    const NBlockRange all = in_split<T>(p, n_block_range<T>(p, tile), work.index);
+    const NBlockRange all = work_n_blocks<T>(p, tile, work.index);
     BiasSteps<T> steps[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) steps[i] = BiasSteps<T>(p, tile, all, warp + i * T.kBiasWarps);

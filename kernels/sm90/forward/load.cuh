@@ -145,7 +145,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     const Sm90Work& work = tiles.last(tile_idx);
     const TileCoords tile = work.tile<T>(p);
     [[maybe_unused]] const NBlockRange n_blocks =
-        T.options.block_mask ? NBlockRange() : in_split<T>(p, n_block_range<T>(p, tile), work.index);
+        T.options.block_mask ? NBlockRange() : work_n_blocks<T>(p, tile, work.index);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
     if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);

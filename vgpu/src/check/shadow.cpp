@@ -157,8 +157,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Reads that are ordered before this one need not be kept. They are removed when there is no room, and only now and
-// then if there are many.
+// Reads that are ordered before this one need not be kept, and are removed when there is no room. Many of them are
+// removed only now and then.
 void Page::add_read(GranulePart* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
@@ -184,7 +184,7 @@ void Page::add_read(GranulePart* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// Records an atomic update after other atomic updates. It needs no judgement. All of them are kept, and of one thread's
+// Records an atomic update after other atomic updates, which is no race. All of them are kept, and of one thread's
 // updates only the last.
 void Page::update(GranulePart* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);

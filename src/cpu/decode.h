@@ -33,7 +33,7 @@ struct Stream {
   }
 };
 
-// Rows of floats, `stride` apart.
+// Rows of floats. `stride` counts floats between rows.
 template <class Float>
 struct FloatRows {
   Float* data;

@@ -8,8 +8,8 @@
 
 namespace tandem::plan {
 
-// A part of dS that is in memory at once (device/ds_chunk.cuh): `heads` query heads, counted over the batch, with all
-// of their n_blocks, or `n_blocks` of one head.
+// The part of dS that is in memory at once (device/ds_chunk.cuh). It has `heads` query heads, counted over the batch,
+// with all of their n_blocks, or `n_blocks` of one head.
 struct ChunkSizes {
   int64_t heads = 0;  // 0: no division keeps dS within its budget
   int64_t n_blocks = 0;

@@ -64,22 +64,25 @@ struct WorkTiles {
   }
 };
 
-// The position of a tile's keys.
+// The keys of a tile.
 struct KeyCoords {
-  int row, head, batch;
+  int begin, head, batch;
 };
 
-// Loads columns of an n_block of keys or values. turn: the CTA of the cluster that begins the multicast.
+// Loads an n_block of keys or values. turn: the CTA of the cluster that begins the multicast, 0 for keys, 1 for values.
 template <Sm90ForwardConfig T>
-TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, int columns, const KeyCoords& at,
-                                [[maybe_unused]] int turn) {
+TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const KeyCoords& keys, int n_block,
+                                int turn) {
+  const int columns = turn == 0 ? T.head_dim : T.head_dim_v;
   if constexpr (T.kv_ctas > 1) {
 #pragma unroll 1
     for (int c = (blockIdx.x + turn) % T.kv_ctas * 64; c < columns; c += 64 * T.kv_ctas)
-      tma_load_multicast(to + c * T.tile_n, &map, full, (1u << T.kv_ctas) - 1, c, at.row, at.head, at.batch);
+      tma_load_multicast(to + c * T.tile_n, &map, full, (1u << T.kv_ctas) - 1, c, keys.begin + n_block * T.tile_n,
+                         keys.head, keys.batch);
   } else {
 #pragma unroll 1
-    for (int c = 0; c < columns; c += 64) tma_load(to + c * T.tile_n, &map, full, c, at.row, at.head, at.batch);
+    for (int c = 0; c < columns; c += 64)
+      tma_load(to + c * T.tile_n, &map, full, c, keys.begin + n_block * T.tile_n, keys.head, keys.batch);
   }
 }
 
@@ -99,15 +102,14 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
   auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
-                        int columns, int n_block, int turn) {
+                        int n_block, int turn) {
     mbarrier_wait(&empty[ring.index], ring.phase ^ 1);
     mbarrier_expect_tx(&full[ring.index], sizeof slots[0]);
-    load_columns<T>(slots[ring.index], &full[ring.index], map, columns, {k_begin + n_block * T.tile_n, head_k, batch},
-                    turn);
+    load_columns<T>(slots[ring.index], &full[ring.index], map, {k_begin, head_k, batch}, n_block, turn);
     ring.advance();
   };
-  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, T.head_dim, n_block, 0); };
-  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, T.head_dim_v, n_block, 1); };
+  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, n_block, 0); };
+  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, n_block, 1); };
 
   // Loads an iteration's values, after the next iteration's keys.
   [[maybe_unused]] auto load_step = [&] {

@@ -94,8 +94,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
   PipelineState<T.stages> k_ring, v_ring;
   u32 tile_idx = 0;  // number of taken tiles
-  // The next work tile minus gridDim.x, which is added where it is used, so that no instruction waits for the counter
-  // earlier.
+  // The next work tile minus gridDim.x, which is added at its use, so that no earlier instruction waits for the counter.
   int counted = blockIdx.x - gridDim.x;
   // The current tile: its remaining iterations, and the position of its keys.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
@@ -137,8 +136,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     }
     idle = !more;
     if (idle) {
-      // When all values are released, all tiles are complete, and no other CTA of the cluster arrives at these
-      // barriers.
+      // When all values are released, all tiles are complete. No other CTA of the cluster arrives here any more.
       PipelineState<T.stages> ring = v_ring;
 #pragma unroll 1
       for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.index], ring.phase ^ 1);

@@ -21,6 +21,7 @@ from tandem.jax._check import check, device_type
 from tandem.jax._gradients import differentiable
 from tandem.jax._operation import Expression, Operation
 from tandem.jax._segments import rows_of
+from tandem.jax._sharding import in_explicit_mesh
 
 __all__ = ["attention"]
 
@@ -151,7 +152,7 @@ def _run(
         _pad_rows(arrays, options)
     operation = Operation(False, tuple(arrays), outputs, tuple(options.items()), expressions, float32)
     check(operation, list(arrays.values()))
-    out, *lse = differentiable(operation)(*_same_axes(list(arrays.values())))
+    out, *lse = in_explicit_mesh(operation, differentiable(operation))(*_same_axes(list(arrays.values())))
     return (out[..., :head_dim_v], *lse)
 
 
@@ -168,10 +169,10 @@ def _pad_rows(arrays: dict[str, Any], options: dict[str, Any]) -> None:
 
 def _same_axes(arrays: list[Any]) -> list[Any]:
     """Inside jax.shard_map all arrays of a custom call vary over the same axes."""
-    axes = _operation.varying_axes(arrays)
+    axes = frozenset().union(*map(_operation.varying_axes, arrays))
 
     def varying(x: Any) -> Any:
-        missing = tuple(axes - jax.typeof(x).vma)
+        missing = tuple(axes - _operation.varying_axes(x))
         if not missing:
             return x
         return jax.lax.pcast(x, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(x, missing)

@@ -25,9 +25,8 @@ def operator(operation: Operation) -> Callable[..., tuple[jax.Array, ...]]:
 
     @jax.custom_batching.custom_vmap
     def function(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        if _some_axes_are_manual():  # XLA partitions no custom call there
-            return call(operation, *arrays)
-        return partitioned(operation)(*arrays)
+        function = functools.partial(call, operation) if in_shard_map() else partitioned(operation)
+        return function(*arrays)
 
     @function.def_vmap
     def rule(size: int, mapped: Sequence[bool], *arrays: jax.Array) -> Any:
@@ -37,11 +36,9 @@ def operator(operation: Operation) -> Callable[..., tuple[jax.Array, ...]]:
     return function
 
 
-def _some_axes_are_manual() -> bool:
-    """True inside jax.shard_map over some of the mesh's axes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    manual = getattr(mesh, "manual_axes", ())
-    return 0 < len(manual) < len(mesh.axis_names)
+def in_shard_map() -> bool:
+    """True inside jax.shard_map, where the caller has partitioned the arrays."""
+    return bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -108,9 +107,22 @@ def _attributes(operation: Operation) -> dict[str, Any]:
     return made
 
 
-def varying_axes(arrays: Sequence[Any]) -> frozenset[str]:
+def varying_axes(x: Any) -> frozenset[str]:
     """The manual mesh axes (jax.shard_map) over which an array varies."""
-    return frozenset().union(*(getattr(jax.typeof(x), "vma", ()) for x in arrays))
+    aval = jax.typeof(x)
+    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else getattr(aval, "vma", frozenset())
+
+
+def _as_varying(result: jax.ShapeDtypeStruct, x: Any) -> jax.ShapeDtypeStruct:
+    """A result that varies over the same manual axes as x."""
+    if not varying_axes(x):
+        return result
+    aval = jax.typeof(x)
+    if not hasattr(aval, "manual_axis_type"):
+        return jax.ShapeDtypeStruct(result.shape, result.dtype, vma=aval.vma)
+    place = jax.sharding.NamedSharding(aval.sharding.mesh, jax.sharding.PartitionSpec())
+    axes = aval.manual_axis_type
+    return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=place, manual_axis_type=axes)
 
 
 def call(operation: Operation, *inputs: jax.Array) -> tuple[jax.Array, ...]:
@@ -127,9 +139,7 @@ def call(operation: Operation, *inputs: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _custom_call(operation: Operation, arrays: dict[str, Any], results: dict[str, Any]) -> tuple[jax.Array, ...]:
-    axes = varying_axes(list(arrays.values()))
-    if axes:
-        results = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, vma=axes) for name, x in results.items()}
+    results = {name: _as_varying(x, arrays["q"]) for name, x in results.items()}
     target = f"tandem_{PASSES[operation.backward]}"
     function = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="sequential")
     names = {"inputs": ",".join(arrays), "outputs": ",".join(results)}

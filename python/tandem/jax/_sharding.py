@@ -129,6 +129,21 @@ def _infer(operation: Operation, mesh: Any, inputs: Sequence[Any], results: Sequ
     return _partition(operation, mesh, inputs, results)[2]
 
 
+def in_explicit_mesh(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for a mesh with explicit axes: the results are sharded as q, by the automatic partitioning."""
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        at = dict(zip(operation.inputs, arrays))
+        axes = _axes_of(operation, mesh, jax.typeof(at["q"]), at["k"].shape[-2])
+        roles = [_roles(operation, name, (0,) * at["q"].ndim) for name in operation.outputs]
+        specs = tuple(PartitionSpec(*(axes[role] for role in r)) for r in roles)
+        return jax.sharding.auto_axes(function, out_sharding=specs)(*arrays)
+
+    mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+    is_explicit = mesh is not None and not mesh.empty and getattr(mesh, "explicit_axes", ())
+    return run if is_explicit else function
+
+
 @functools.lru_cache(maxsize=4096)
 def partitioned(operation: Operation) -> Callable[..., tuple[jax.Array, ...]]:
     """The operation for JAX's automatic partitioning."""

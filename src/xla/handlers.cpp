@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "base/text.h"
-#include "xla/call.h"
+#include "xla/custom_call.h"
 
 namespace tandem::xla {
 namespace {
@@ -127,7 +127,7 @@ Status execute(const XlaFrame& frame, tandem_pass pass, Gpus* gpus) {
     TANDEM_TRY(xla.ordinal(&ordinal));
     TANDEM_TRY(gpus->find(ordinal, &context, &device));
   }
-  Call call(device);
+  CustomCall call(device);
   TANDEM_TRY(call.read(frame));
   return gpus == nullptr ? run_on_cpu(pass, call.args()) : run_on_gpu(xla, context, pass, call.args());
 }

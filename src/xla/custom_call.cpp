@@ -1,4 +1,4 @@
-#include "xla/call.h"
+#include "xla/custom_call.h"
 
 #include <cstring>
 #include <limits>
@@ -81,7 +81,7 @@ Status read_number(std::string_view name, const XlaScalar& scalar, T* number) {
 
 }  // namespace
 
-Status Call::read(const XlaFrame& frame) {
+Status CustomCall::read(const XlaFrame& frame) {
   args_.size = sizeof args_;
   std::string_view inputs, outputs;
   for (int64_t i = 0; i < frame.attributes.size; ++i) {
@@ -102,21 +102,20 @@ Status Call::read(const XlaFrame& frame) {
   return {};
 }
 
-Status Call::read_buffers(std::string_view names, const char* attribute, const XlaBuffers& buffers) {
+Status CustomCall::read_buffers(std::string_view names, const char* attribute, const XlaBuffers& buffers) {
+  const Status refusal = Status::invalid(str_cat("attribute ", attribute, " must name each of the ", buffers.size,
+                                                 " buffers"));
   int64_t named = 0;
-  while (!names.empty()) {
+  for (; !names.empty(); ++named) {
+    if (named == buffers.size) return refusal;
     const size_t comma = names.find(',');
-    const std::string_view name = names.substr(0, comma);
-    names = comma == std::string_view::npos ? std::string_view{} : names.substr(comma + 1);
-    if (named == buffers.size) break;
-    TANDEM_TRY(read_tensor(name, *static_cast<const XlaBuffer*>(buffers.buffers[named])));
-    ++named;
+    TANDEM_TRY(read_tensor(names.substr(0, comma), *static_cast<const XlaBuffer*>(buffers.buffers[named])));
+    names.remove_prefix(comma == std::string_view::npos ? names.size() : comma + 1);
   }
-  if (named == buffers.size && names.empty()) return {};
-  return Status::invalid(str_cat("attribute ", attribute, " must name each of the ", buffers.size, " buffers"));
+  return named == buffers.size ? Status{} : refusal;
 }
 
-Status Call::read_tensor(std::string_view name, const XlaBuffer& buffer) {
+Status CustomCall::read_tensor(std::string_view name, const XlaBuffer& buffer) {
   if (name == "seed") return read_seed(buffer);
   const std::optional<tandem_dtype> dtype = dtype_of(buffer.type);
   if (!dtype) {
@@ -140,7 +139,7 @@ Status Call::read_tensor(std::string_view name, const XlaBuffer& buffer) {
 }
 
 // 64 bits are the seed; 64 more are the offset.
-Status Call::read_seed(const XlaBuffer& buffer) {
+Status CustomCall::read_seed(const XlaBuffer& buffer) {
   const std::optional<tandem_dtype> dtype = dtype_of(buffer.type);
   const int64_t bits = dtype && buffer.rank == 1 ? buffer.dims[0] * dtype->bits : 0;
   if (bits != 64 && bits != 128) {
@@ -151,7 +150,7 @@ Status Call::read_seed(const XlaBuffer& buffer) {
   return {};
 }
 
-Status Call::read_attribute(std::string_view name, int32_t kind, const void* value) {
+Status CustomCall::read_attribute(std::string_view name, int32_t kind, const void* value) {
   if (kind == kXlaTextAttribute && (name == "score_mod" || name == "mask_mod")) {
     (name == "score_mod" ? score_mod_ : mask_mod_).text = view_of(value);
     return {};
@@ -160,7 +159,7 @@ Status Call::read_attribute(std::string_view name, int32_t kind, const void* val
   return Status::invalid(str_cat("attribute ", name, " must be a number, or a string for an expression"));
 }
 
-Status Call::read_scalar(std::string_view name, const XlaScalar& scalar) {
+Status CustomCall::read_scalar(std::string_view name, const XlaScalar& scalar) {
 #define OPTION(member, type, kind, schema) \
   if (name == #member) return read_number(name, scalar, &args_.member);
 #define MEMBER(member, type) OPTION(member, type, , )
@@ -170,12 +169,12 @@ Status Call::read_scalar(std::string_view name, const XlaScalar& scalar) {
 }
 
 // The expression whose tensor or number has this name, or null.
-Call::Expression* Call::expression_of(std::string_view name) {
+CustomCall::Expression* CustomCall::expression_of(std::string_view name) {
   if (after("score_mod.", name)) return &score_mod_;
   return after("mask_mod.", name) ? &mask_mod_ : nullptr;
 }
 
-Status Call::add_gradient(std::string_view name, const tandem_tensor* gradient) {
+Status CustomCall::add_gradient(std::string_view name, const tandem_tensor* gradient) {
   for (tandem_mod_tensor& tensor : score_mod_.tensors) {
     if (tensor.name == name) {
       tensor.gradient = gradient;
@@ -185,7 +184,7 @@ Status Call::add_gradient(std::string_view name, const tandem_tensor* gradient) 
   return Status::invalid(str_cat("output dscore_mod.", name, " must be the gradient of an input score_mod.", name));
 }
 
-Status Call::add_number(Expression* expression, std::string_view name, const XlaScalar& scalar) {
+Status CustomCall::add_number(Expression* expression, std::string_view name, const XlaScalar& scalar) {
   names_.emplace_back(name.substr(name.find('.') + 1));
   const int32_t type = scalar.type == kXlaPred  ? TANDEM_BOOL
                        : scalar.type == kXlaF64 ? TANDEM_FLOAT
@@ -196,7 +195,7 @@ Status Call::add_number(Expression* expression, std::string_view name, const Xla
   return {};
 }
 
-void Call::finish(Expression* expression, const tandem_mod** member) {
+void CustomCall::finish(Expression* expression, const tandem_mod** member) {
   if (expression->text.empty()) return;
   expression->mod = {sizeof(tandem_mod),
                      expression->text.c_str(),

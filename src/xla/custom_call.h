@@ -18,12 +18,12 @@ namespace tandem::xla {
 //                     "dscore_mod.NAME" is the gradient of "score_mod.NAME".
 //   <member>          a number of tandem_attention_args: causal, softcap, window_left, ...
 //   score_mod         an expression; "score_mod.NAME" is the value of a number that it names. The same for mask_mod.
-class Call {
+class CustomCall {
  public:
   // device: the device of all tensors.
-  explicit Call(tandem_device device) : device_(device) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+  explicit CustomCall(tandem_device device) : device_(device) {}
+  CustomCall(const CustomCall&) = delete;
+  CustomCall& operator=(const CustomCall&) = delete;
 
   // Reads the buffers and attributes of a frame, which must outlive the call.
   Status read(const XlaFrame& frame);

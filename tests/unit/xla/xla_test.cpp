@@ -2,10 +2,13 @@
 // and so is the GPU.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <random>
 
+#include "gpu/virtual.h"
 #include "unit/engine/gpu_call.h"
 #include "unit/xla/fake_xla.h"
+#include "vgpu/src/device.h"
 #include "xla/handlers.h"
 
 namespace tandem::test {
@@ -269,6 +272,51 @@ class FakeGpus final : public xla::Gpus {
  private:
   tandem_context* context_;
 };
+
+// A virtual GPU computes the results, whose memory is the host's.
+class VirtualGpus final : public xla::Gpus {
+ protected:
+  Status open(int32_t, tandem_context** context, tandem_device* device) override {
+    tandem_context_options options{};
+    options.size = sizeof options;
+    options.device = "vgpu:h200";
+    gpu::use_linked_virtual(vgpu::open);
+    *device = {TANDEM_CPU, 0};
+    const tandem_status status = tandem_context_create(&options, context);
+    return {status, status == TANDEM_OK ? "" : tandem_last_error()};
+  }
+};
+
+TEST(XlaOnVirtualGpu, ComputesAttention) {
+  const std::vector<int64_t> dims{1, 70, 2, 64}, lse_dims{1, 2, 70};
+  const auto size = static_cast<size_t>(elements(dims));
+  std::mt19937 random(1);
+  std::vector<uint16_t> q(size), out(size);
+  for (uint16_t& x : q) x = static_cast<uint16_t>(0x3f00 + random() % 256 + (random() % 2 << 15));  // 0.5 to 1.99
+  std::vector<float> lse(140);
+  FakeXla xla;
+  FakeFrame frame(&xla);
+  for (const char* name : {"q", "k", "v"}) frame.input(name, kXlaBF16, q.data(), dims);
+  frame.output("out", kXlaBF16, out.data(), dims);
+  frame.output("lse", kXlaF32, lse.data(), lse_dims);
+  frame.number("causal", true);
+  static VirtualGpus& gpus = *new VirtualGpus;
+  const auto on_gpu = [](const XlaFrame* made) { return xla::handle(*made, TANDEM_FORWARD, &gpus); };
+  const std::string message = frame.run(on_gpu);
+  if (frame.code == kXlaFailedPrecondition) GTEST_SKIP() << message;  // no NVRTC
+  ASSERT_EQ(message, "");
+  std::vector<uint16_t> expected(size);
+  std::vector<float> expected_lse(140);
+  FakeFrame on_cpu(&xla);
+  for (const char* name : {"q", "k", "v"}) on_cpu.input(name, kXlaBF16, q.data(), dims);
+  on_cpu.output("out", kXlaBF16, expected.data(), dims);
+  on_cpu.output("lse", kXlaF32, expected_lse.data(), lse_dims);
+  on_cpu.number("causal", true);
+  ASSERT_EQ(on_cpu.run(forward_on_cpu), "");
+  const auto value = [](uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); };
+  for (size_t i = 0; i < size; ++i) ASSERT_NEAR(value(out[i]), value(expected[i]), 0x1p-7) << i;
+  for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], expected_lse[i], 1e-4) << i;
+}
 
 class XlaOnGpu : public GpuCalls {
  protected:

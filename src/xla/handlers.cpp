@@ -1,6 +1,7 @@
 #include "xla/handlers.h"
 
 #include <algorithm>
+#include <cfenv>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
@@ -87,10 +88,26 @@ tandem_status run(tandem_context* context, tandem_pass pass, const tandem_attent
                                 : tandem_backward(context, &args, workspace, bytes, stream);
 }
 
+// XLA's threads flush subnormal numbers to zero. The library's threads do not, so the calling thread must not either.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&before_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 // A thread keeps a small workspace for later calls.
 Status run_on_cpu(tandem_pass pass, const tandem_attention_args& args) {
   thread_local std::unique_ptr<std::byte[]> kept;
   thread_local size_t kept_bytes = 0;
+  const DefaultArithmetic arithmetic;
   tandem_status status = run(nullptr, pass, args, kept.get(), kept_bytes, nullptr);
   if (status != TANDEM_WORKSPACE_TOO_SMALL) return last_failure(status);
   size_t bytes = 0;

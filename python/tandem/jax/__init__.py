@@ -115,6 +115,7 @@ def attention(
         inputs.update(_diagonal(diagonal_offset, options))
     if block_mask is not None:
         inputs.update(_blocks(block_mask, options))
+    dropout_p = _real(dropout_p, "dropout_p")
     if dropout_p:
         inputs["seed"] = _seed_words(seed)
     arrays.update((name, _array(x, name)) for name, x in inputs.items() if x is not None)
@@ -127,8 +128,10 @@ def attention(
         raise ValueError("max_segments must be left out: it belongs to segment_ids")
     if local_window_size is not None:
         options["window"] = _window(local_window_size)
-    numbers = {"softmax_scale": scale, "softcap": softcap or None, "dropout_p": dropout_p or None}
-    options.update((name, _real(x, name)) for name, x in numbers.items() if x is not None)
+    if scale is not None:
+        options["softmax_scale"] = _real(scale, "scale")
+    numbers = {"softcap": _real(softcap, "softcap"), "dropout_p": dropout_p}
+    options.update((name, x) for name, x in numbers.items() if x)
     lengths = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     options.update((name, _integer(x, name)) for name, x in lengths.items() if x is not None)
     if batch_invariant:
@@ -287,6 +290,8 @@ def _use_segments(segment_ids: Any, max_segments: Any, arrays: dict[str, Any], e
 
 
 def _window(local_window_size: Any) -> tuple[int | None, int | None]:
+    if isinstance(local_window_size, jax.core.Tracer):
+        raise TypeError("local_window_size (an array) must be a number or two of Python: it is compiled in")
     if isinstance(local_window_size, (int, np.integer)):
         return int(local_window_size), int(local_window_size)
     left, right = window_of(local_window_size)
@@ -294,7 +299,6 @@ def _window(local_window_size: Any) -> tuple[int | None, int | None]:
 
 
 def _real(x: Any, name: str) -> float:
-    name = {"softmax_scale": "scale"}.get(name, name)
     if isinstance(x, (str, jax.core.Tracer)) or not hasattr(x, "__float__"):
         raise TypeError(f"{name} ({type(x).__name__}) must be a Python number: it is compiled in")
     return float(x)

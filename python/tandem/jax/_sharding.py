@@ -7,6 +7,7 @@ that read `batch` or `head`, and dropout, whose random bits depend on both.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,17 +53,13 @@ def _free(operation: Operation) -> str:
 def _rule(operation: Operation, inputs: Sequence[Any], results: Sequence[Any]) -> SdyShardingRule:
     """Shardy's rule. A query head is a pair of key head and group."""
     shapes = dict(zip(operation.inputs, inputs))
-    position = -2
-    heads_q, heads_k = shapes["q"].shape[position], shapes["k"].shape[position]
+    heads_q, heads_k = shapes["q"].shape[-2], shapes["k"].shape[-2]
     group = heads_q // max(heads_k, 1)
-    whole = []
-    counter = iter(range(1000))
+    counter = itertools.count()
 
     def factor(role: str, size: int) -> Any:
         if role == "." or size <= 1:
-            name = f"w{next(counter)}"
-            whole.append(name)
-            return name
+            return f"w{next(counter)}"
         if role == "n" and group > 1 and heads_k > 1:
             return CompoundFactor("k", "g")
         return "k" if role == "n" and group == 1 else "g" if role == "n" else role
@@ -74,11 +71,12 @@ def _rule(operation: Operation, inputs: Sequence[Any], results: Sequence[Any]) -
     outputs = tuple(
         mapping(_result_roles(operation, name, x.shape), x.shape) for name, x in zip(operation.outputs, results)
     )
-    used = {name for dims in (*operands, *outputs) for dim in dims for name in ([dim] if isinstance(dim, str) else dim)}
+    dims = [dim for mapping in (*operands, *outputs) for dim in mapping]
+    used = dict.fromkeys(name for dim in dims for name in ([dim] if isinstance(dim, str) else dim))
     free = _free(operation).replace("n", "g")
-    whole += [name for name in ("b", "k", "g") if name in used and name not in free]
+    whole = tuple(name for name in used if name.startswith("w") or name not in free)  # in the order of their use
     sizes = {"g": group} if group > 1 and heads_k > 1 and "g" in used else {}
-    return SdyShardingRule(operands, outputs, need_replication_factors=tuple(whole), **sizes)
+    return SdyShardingRule(operands, outputs, need_replication_factors=whole, **sizes)
 
 
 def _axes_of(operation: Operation, mesh: Any, q: Any, heads_k: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,20 +24,18 @@ def rows_of(segment_ids: Any, max_segments: int | None, q: Any, k: Any) -> tuple
             raise ValueError(
                 "max_segments (None) must be a number inside jax.jit: the most segments of one sequence, or its length"
             )
-        max_segments = max(int(np.max(_numbers(x), initial=-1)) + 1 for x in ids)
+        max_segments = max(int((x[:, 1:] != x[:, :-1]).sum(1).max(initial=0)) + 1 for x in map(np.asarray, ids))
     if isinstance(max_segments, bool) or not isinstance(max_segments, (int, np.integer)) or max_segments < 1:
         raise ValueError(f"max_segments ({max_segments!r}) must be an integer of at least 1")
-    numbers = [_numbers(x) for x in ids]
-    rows = [_begins(n, int(max_segments)) for n in numbers]
-    served = _served(ids, numbers, rows, int(max_segments))
-    if not is_traced:
-        if not bool(jnp.all(served)):
-            raise ValueError(
-                f"segment_ids must have at most max_segments ({max_segments}) runs of equal ids in each sequence, the "
-                "same ids in the same order for queries and keys"
-            )
-        served = None
-    return rows[0], rows[1], served
+    rows_q, rows_k, served = _rows(*ids, int(max_segments))
+    if is_traced:
+        return rows_q, rows_k, served
+    if not np.all(served):
+        raise ValueError(
+            f"segment_ids must have at most max_segments ({max_segments}) runs of equal ids in each sequence, the same "
+            "ids in the same order for queries and keys"
+        )
+    return rows_q, rows_k, None
 
 
 def _checked(ids: Any, like: Any) -> jax.Array:
@@ -51,6 +50,16 @@ def _checked(ids: Any, like: Any) -> jax.Array:
     return x
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def _rows(ids_q: jax.Array, ids_k: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    numbers = [_numbers(x) for x in (ids_q, ids_k)]
+    rows = [_begins(n, count) for n in numbers]
+    fits = (numbers[0][:, -1] < count) & (numbers[1][:, -1] == numbers[0][:, -1])
+    firsts = [jnp.take_along_axis(x, jnp.minimum(r[:, :-1], x.shape[1] - 1), 1) for x, r in zip((ids_q, ids_k), rows)]
+    exists = jnp.arange(count) <= numbers[0][:, -1:]
+    return *rows, fits & jnp.all((firsts[0] == firsts[1]) | ~exists, axis=1)
+
+
 def _numbers(ids: jax.Array) -> jax.Array:
     """The number of each row's run of equal ids, from 0."""
     changes = (ids[:, 1:] != ids[:, :-1]).astype(jnp.int32)
@@ -58,15 +67,7 @@ def _numbers(ids: jax.Array) -> jax.Array:
 
 
 def _begins(numbers: jax.Array, count: int) -> jax.Array:
-    """The first row of each run; the number of rows for runs that do not exist."""
+    """The first row of each run; the number of rows for runs that do not exist, and as the last end."""
     wanted = jnp.arange(count, dtype=numbers.dtype)
     begins = jax.vmap(lambda row: jnp.searchsorted(row, wanted))(numbers).astype(jnp.int32)
     return jnp.pad(begins, ((0, 0), (0, 1)), constant_values=numbers.shape[1])
-
-
-def _served(ids: list[jax.Array], numbers: list[jax.Array], rows: list[jax.Array], count: int) -> jax.Array:
-    """For each sequence: its runs fit, and those of queries and keys have the same ids."""
-    fits = (numbers[0][:, -1] < count) & (numbers[1][:, -1] == numbers[0][:, -1])
-    firsts = [jnp.take_along_axis(x, jnp.minimum(r[:, :-1], x.shape[1] - 1), axis=1) for x, r in zip(ids, rows)]
-    exists = jnp.arange(count) <= numbers[0][:, -1:]
-    return fits & jnp.all((firsts[0] == firsts[1]) | ~exists, axis=1)

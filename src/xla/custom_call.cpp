@@ -103,8 +103,8 @@ Status CustomCall::read(const XlaFrame& frame) {
 }
 
 Status CustomCall::read_buffers(std::string_view names, const char* attribute, const XlaBuffers& buffers) {
-  const Status refusal = Status::invalid(str_cat("attribute ", attribute, " must name each of the ", buffers.size,
-                                                 " buffers"));
+  const Status refusal =
+      Status::invalid(str_cat("attribute ", attribute, " must name each of the ", buffers.size, " buffers"));
   int64_t named = 0;
   for (; !names.empty(); ++named) {
     if (named == buffers.size) return refusal;
@@ -186,9 +186,7 @@ Status CustomCall::add_gradient(std::string_view name, const tandem_tensor* grad
 
 Status CustomCall::add_number(Expression* expression, std::string_view name, const XlaScalar& scalar) {
   names_.emplace_back(name.substr(name.find('.') + 1));
-  const int32_t type = scalar.type == kXlaPred  ? TANDEM_BOOL
-                       : scalar.type == kXlaF64 ? TANDEM_FLOAT
-                                                              : TANDEM_INT;
+  const int32_t type = scalar.type == kXlaPred ? TANDEM_BOOL : scalar.type == kXlaF64 ? TANDEM_FLOAT : TANDEM_INT;
   tandem_mod_scalar number{names_.back().c_str(), type, 0, 0};
   TANDEM_TRY(read_number(name, scalar, &number.value));
   expression->scalars.push_back(number);
@@ -197,12 +195,9 @@ Status CustomCall::add_number(Expression* expression, std::string_view name, con
 
 void CustomCall::finish(Expression* expression, const tandem_mod** member) {
   if (expression->text.empty()) return;
-  expression->mod = {sizeof(tandem_mod),
-                     expression->text.c_str(),
-                     expression->scalars.data(),
-                     static_cast<int64_t>(expression->scalars.size()),
-                     expression->tensors.data(),
-                     static_cast<int64_t>(expression->tensors.size())};
+  expression->mod = {sizeof(tandem_mod),         expression->text.c_str(),
+                     expression->scalars.data(), static_cast<int64_t>(expression->scalars.size()),
+                     expression->tensors.data(), static_cast<int64_t>(expression->tensors.size())};
   *member = &expression->mod;
 }
 

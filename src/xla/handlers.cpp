@@ -122,7 +122,7 @@ Status run_on_cpu(tandem_pass pass, const tandem_attention_args& args) {
   return last_failure(status);
 }
 
-// XLA may reuse the workspace once the handler returns: its later work is behind the kernels on the same stream.
+// XLA may reuse the workspace once the handler returns, because its later work follows the kernels on the stream.
 Status run_on_gpu(const Interface& xla, tandem_context* context, tandem_pass pass, const tandem_attention_args& args) {
   void* stream = nullptr;
   TANDEM_TRY(xla.stream(&stream));

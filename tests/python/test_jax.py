@@ -1,80 +1,36 @@
 """tandem.jax: options, gradients and transformations, on four devices of the CPU."""
 
-import os
-
-# Read when jax is loaded. Most time is compilations of code that runs once.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import concurrent.futures
+import functools
+import pathlib
 import re
+import subprocess
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax_cases import (
+    OPTIONS,
+    SAME_LAYOUT,
+    SINK,
+    SLOPES,
+    arrays,
+    attention,
+    close,
+    f32,
+    in_tandem,
+    in_torch,
+    loss,
+    qkv,
+    same,
+    same_as_torch,
+    with_gradients,
+)
 
 import reference
 import tandem
-import tandem.jax
-
-f32 = np.float32
-attention = tandem.jax.attention
-SINK, SLOPES = (np.array(x, f32) for x in ([0.3, -1, 2, 0], [0.5, 0.25, 0.1, 0]))
-NAMES = {  # tandem.attention's names of the arguments of jax.nn
-    "scale": "softmax_scale",
-    "is_causal": "causal",
-    "local_window_size": "window",
-    "query_seq_lengths": "seqused_q",
-    "key_value_seq_lengths": "seqused_k",
-}
-OPTIONS = {
-    "plain": {},
-    "scale": {"scale": 0.3},
-    "no scale": {"scale": 0.0},
-    "causal": {"is_causal": True},
-    "bottom-right": {"is_causal": True, "alignment": "bottom_right"},
-    "window": {"local_window_size": (5, 2)},
-    "window left": {"local_window_size": (4, None), "alignment": "bottom_right"},
-    "softcap": {"softcap": 1.5},
-    "sink": {"sink": SINK},
-    "alibi": {"alibi_slopes": SLOPES, "is_causal": True},
-    "explicit": {"is_causal": True, "diagonal_offset": 4},
-    "all": {"is_causal": True, "local_window_size": (9, None), "softcap": 2.0, "sink": SINK, "alibi_slopes": SLOPES},
-}
-
-
-def arrays(seed, *shapes, dtype=f32):
-    random = np.random.default_rng(seed)
-    return [jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes]
-
-
-def qkv(seed=1, dtype=f32, batch=2, sq=11, sk=17, heads=4, heads_k=2):
-    return arrays(seed, (batch, sq, heads, 16), (batch, sk, heads_k, 16), (batch, sk, heads_k, 24), dtype=dtype)
-
-
-def in_tandem(options):
-    """The same options for tandem.attention."""
-    return {"alignment": "top_left", **{NAMES.get(name, name): x for name, x in options.items()}}
-
-
-def with_gradients(function, inputs, cotangents):
-    results, pull = jax.vjp(function, *inputs)
-    return results, pull(cotangents)
-
-
-def same(ours, theirs):
-    assert len(ours) == len(theirs)
-    for n, (x, y) in enumerate(zip(ours, theirs)):
-        np.testing.assert_array_equal(np.asarray(x, f32), np.asarray(y, f32), f"{n}")
-
-
-def close(ours, theirs, tolerance=2e-5):
-    assert len(ours) == len(theirs)
-    for x, y in zip(ours, theirs):
-        np.testing.assert_allclose(np.asarray(x, f32), np.asarray(y, f32), rtol=tolerance, atol=tolerance)
-
 
 # ---- Numbers ---------------------------------------------------------------------------------------------------------
 
@@ -118,7 +74,10 @@ def test_bias_and_its_gradient(shape):
     q, k, v = qkv()
     bias, dout = arrays(3, shape, (2, 11, 4, 24))
     mask = jnp.asarray(np.random.default_rng(4).random((2, 1, 11, 17)) < 0.8)
-    function = lambda q, k, v, bias: attention(q, k, v, bias, mask)
+
+    def function(q, k, v, bias):
+        return attention(q, k, v, bias, mask)
+
     out, found = with_gradients(function, (q, k, v, bias), dout)
     whole = np.broadcast_to(np.where(mask, bias, -np.inf), (2, 4, 11, 17)).astype(f32)
     dbias = [np.zeros((2, 4, 11, 17)), np.zeros((2, 4, 11, 17), f32)]
@@ -151,7 +110,10 @@ def test_agrees_with_jax_nn():
         {"query_seq_lengths": used, "key_value_seq_lengths": used},
         {"bias": arrays(5, (1, 4, 17, 17))[0], "is_causal": True},
     ):
-        run = lambda f, own=options: jax.jit(lambda q, k, v: f(q, k, v, return_residual=True, **own))(q, k, v)
+
+        def run(f, own=options):
+            return jax.jit(lambda q, k, v: f(q, k, v, return_residual=True, **own))(q, k, v)
+
         both = [run(f) for f in (attention, jax.nn.dot_product_attention)]
         seen = np.asarray(both[0][1]) > -np.inf
         np.testing.assert_allclose(both[0][0], both[1][0], rtol=1e-5, atol=1e-5)
@@ -159,54 +121,7 @@ def test_agrees_with_jax_nn():
     close([attention(q[0], k[0], v[0])], [jax.nn.dot_product_attention(q[0], k[0], v[0])])
 
 
-# ---- The same bits as under torch --------------------------------------------------------------------------------------
-
-
-def in_torch(x):
-    if not isinstance(x, (jax.Array, np.ndarray)):
-        return x
-    tensor = torch.from_numpy(np.array(x, f32) if x.dtype == jnp.bfloat16 else np.array(x))
-    return tensor.to(torch.bfloat16) if x.dtype == jnp.bfloat16 else tensor
-
-
-def same_as_torch(q, k, v, options):
-    """out, residual and all gradients have torch's bits."""
-    named = {name: x for name, x in options.items() if name in ("bias", "sink")}
-    mods = [options[name] for name in ("score_mod", "mask_mod") if isinstance(options.get(name), tandem.Mod)]
-    captured = {name: x for mod in mods for name, x in mod.bindings.items() if getattr(x, "dtype", None) == f32}
-    inputs = [*(q, k, v), *named.values(), *captured.values()]
-    tensors = [in_torch(x).requires_grad_() for x in inputs]
-
-    def options_of(values):
-        found = {**options, **dict(zip(named, values[3:]))}
-        places = dict(zip(captured, values[3 + len(named) :]))
-        for name in ("score_mod", "mask_mod"):
-            if isinstance(found.get(name), tandem.Mod):
-                mod = found[name]
-                found[name] = tandem.Mod(mod.text, **{n: places.get(n, x) for n, x in mod.bindings.items()})
-        return found
-
-    def function(*x):
-        return attention(*x[:3], return_residual=True, **options_of(x))
-
-    theirs = {name: in_torch(x) for name, x in in_tandem(options_of(tensors)).items()}
-    for name in ("score_mod", "mask_mod"):
-        if isinstance(mod := theirs.get(name), tandem.Mod):
-            theirs[name] = tandem.Mod(mod.text, **{n: in_torch(x) for n, x in mod.bindings.items()})
-    if blocks := theirs.get("block_mask"):
-        theirs["block_mask"] = blocks._replace(**{n: in_torch(x) for n, x in blocks._asdict().items()})
-    theirs["return_lse"] = True
-    if "diagonal_offset" in theirs:
-        del theirs["alignment"]
-    out, lse = tandem.attention(*tensors[:3], **theirs)
-    is_packed = "cu_seqlens_q" in options
-    dout, dlse = arrays(9, out.shape, lse.mT.shape)
-    dout = dout.astype(q.dtype)
-    torch.autograd.backward((out, lse), (in_torch(dout), in_torch(dlse).mT))
-    results, found = with_gradients(jax.jit(function), inputs, (dout, dlse))
-    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in tensors]
-    same([*results, *found], [x.detach().float() for x in (out, lse.mT, *gradients)])
-    assert is_packed or results[0].ndim == 4
+# ---- The same bits as under torch ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -253,15 +168,16 @@ def test_other_inputs_with_the_bits_of_torch():
 @pytest.mark.parametrize("seed", range(16))
 def test_random_calls_with_the_bits_of_torch(seed):
     random = np.random.default_rng(seed)
-    pick = lambda *choices: choices[random.integers(len(choices))]
+
+    def pick(*choices):
+        return choices[random.integers(len(choices))]
+
     heads_k, dtype = pick(1, 2, 3), pick(f32, np.float16, jnp.bfloat16)
     heads = heads_k * pick(1, 2, 5)
     sq, sk = (int(x) for x in random.integers(1, 90, 2))
     dim, dim_v = pick(8, 20, 33, 64), pick(8, 24, 40)
     batch = pick(1, 3)
-    q, k, v = arrays(
-        seed, (batch, sq, heads, dim), (batch, sk, heads_k, dim), (batch, sk, heads_k, dim_v), dtype=dtype
-    )
+    q, k, v = arrays(seed, (batch, sq, heads, dim), (batch, sk, heads_k, dim), (batch, sk, heads_k, dim_v), dtype=dtype)
     sides = [None if random.random() < 0.3 else int(x) for x in random.integers(0, 30, 2)]
     choices = {
         "is_causal": True,
@@ -299,12 +215,14 @@ def test_segments_are_sequences():
     mask = apart[:, None, :, None] == apart[:, None, None, :]
     dout = arrays(2, q.shape)[0]
     for options in ({"is_causal": True}, {"local_window_size": (3, 1)}):
-        run = lambda q, k, v: attention(q, k, v, segment_ids=ids, **options)
-        masked = lambda q, k, v: jax.nn.dot_product_attention(q, k, v, mask=mask, **options)
+        run = functools.partial(attention, segment_ids=ids, **options)
+        masked = functools.partial(jax.nn.dot_product_attention, mask=mask, **options)
+
         out, found = with_gradients(run, (q, k, v), dout)
         expected, gradients = jax.jit(lambda *x, f=masked: with_gradients(f, x, dout))(q, k, v)
         close([out, *found], [expected, *gradients])
-        traced = jax.jit(lambda q, k, v, ids: attention(q, k, v, segment_ids=ids, max_segments=4, **options))
+        limited = functools.partial(attention, max_segments=4, **options)
+        traced = jax.jit(lambda q, k, v, ids, f=limited: f(q, k, v, segment_ids=ids))
         same([out], [traced(q, k, v, ids)])
     out, lse = attention(q, k, v, segment_ids=(ids, ids), max_segments=17, return_residual=True, is_causal=True)
     packed = [x.reshape(34, *x.shape[2:]) for x in (q, k, v)]
@@ -335,7 +253,9 @@ def test_extreme_inputs():
     gradient = jax.grad(lambda q: attention(q, k, v, mask=hidden).sum())(q)
     assert not np.asarray(gradient).any()
     same_as_torch(q * 1e4, k * 1e4, v, {"is_causal": True})
-    same_as_torch(q, k, v * 1e-40, {"softcap": 2.0})  # XLA flushes such numbers to 0 on its threads
+    subnormal = jnp.asarray(np.asarray(v) * f32(1e-39))  # XLA's own products flush these to 0
+    same_as_torch(q, k, subnormal, {"softcap": 2.0})
+    assert np.asarray(attention(q, k, subnormal)).any()
     same_as_torch(q, k.at[0, 3].set(-jnp.inf), v, {"is_causal": True})
     same_as_torch(q.at[1, 2, 0, 0].set(jnp.nan), k, v, {})
     same_as_torch(q, k, v.at[0, 16].set(jnp.nan), {"key_value_seq_lengths": jnp.array([16, 3], jnp.int32)})
@@ -367,13 +287,12 @@ def test_many_threads():
 # ---- Transformations -------------------------------------------------------------------------------------------------
 
 
-def loss(q, k, v, bias=None, sink=None, **options):
-    return (attention(q, k, v, bias, sink=sink, **options).astype(f32) ** 2).sum()
-
-
 def test_jit_grad_remat_and_scan():
     q, k, v = qkv()
-    f = lambda q, k, v: loss(q, k, v, is_causal=True)
+
+    def f(q, k, v):
+        return loss(q, k, v, is_causal=True)
+
     expected = jax.grad(f, argnums=(0, 1, 2))(q, k, v)
     same(jax.jit(jax.grad(jax.checkpoint(f), argnums=(0, 1, 2)))(q, k, v), expected)
     same(jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(q, k, v)[1], expected)
@@ -383,10 +302,12 @@ def test_jit_grad_remat_and_scan():
         body = wrap(lambda x, _: (attention(x, k, v, is_causal=True), None))
         return (jax.lax.scan(body, q, None, length=3)[0] ** 2).sum()
 
-    one_by_one = lambda q: (attention(attention(attention(q, k, v, is_causal=True), k, v, is_causal=True), k, v,
-                                      is_causal=True) ** 2).sum()  # fmt: skip
+    def one_by_one(q):
+        return (attention(attention(attention(q, k, v, is_causal=True), k, v, is_causal=True), k, v,
+                                          is_causal=True) ** 2).sum()  # fmt: skip
+
     for wrap in (lambda x: x, jax.checkpoint):
-        close([jax.jit(jax.grad(lambda q: layers(q, wrap)))(q)], [jax.grad(one_by_one)(q)], 1e-6)
+        close([jax.jit(jax.grad(lambda q, wrap=wrap: layers(q, wrap)))(q)], [jax.grad(one_by_one)(q)], 1e-6)
 
 
 def test_only_the_wanted_gradients_are_computed():
@@ -413,11 +334,12 @@ def test_vmap(name):
     whole = [*qkv(), *arrays(3, (1, 4, 11, 17), (4,))]
     size = 3
     inputs = [x if a is None else jnp.stack([x * (1 + n / 4) for n in range(size)], a) for x, a in zip(whole, axes)]
-    f = lambda *x: loss(*x, is_causal=True)
+
+    def f(*x):
+        return loss(*x, is_causal=True)
+
     gradients = jax.grad(f, argnums=(0, 1, 2, 3, 4))
-    each = [
-        gradients(*(x if a is None else jnp.take(x, n, a) for x, a in zip(inputs, axes))) for n in range(size)
-    ]
+    each = [gradients(*(x if a is None else jnp.take(x, n, a) for x, a in zip(inputs, axes))) for n in range(size)]
     found = jax.jit(jax.vmap(gradients, axes))(*inputs)
     same(found, [jnp.stack(x) for x in zip(*each)])
     total = jax.grad(lambda *x: jax.vmap(f, axes)(*x).sum(), argnums=(0, 1, 2, 3, 4))(*inputs)
@@ -457,10 +379,16 @@ def test_vmap_of_options(options):
 def test_vmap_of_packed_calls_and_slopes():
     q, k, v = (x[0] for x in qkv())
     cu_q, cu_k = jnp.array([[0, 4, 11], [0, 7, 11]], jnp.int32), jnp.array([[0, 9, 17], [0, 1, 17]], jnp.int32)
-    f = lambda a, b: attention(q, k, v, cu_seqlens_q=a, cu_seqlens_k=b, is_causal=True)
+
+    def f(a, b):
+        return attention(q, k, v, cu_seqlens_q=a, cu_seqlens_k=b, is_causal=True)
+
     same([jax.vmap(f)(cu_q, cu_k)], [jnp.stack([f(a, b) for a, b in zip(cu_q, cu_k)])])
     slopes = jnp.stack([jnp.asarray(SLOPES), jnp.asarray(SLOPES * 2)])
-    f = lambda s: attention(*qkv(), alibi_slopes=s)
+
+    def f(s):
+        return attention(*qkv(), alibi_slopes=s)
+
     same([jax.vmap(f)(slopes)], [jnp.stack([f(s) for s in slopes])])
 
 
@@ -487,18 +415,24 @@ def test_batch_and_heads_are_partitioned():
     on = mesh()
     q, k, v = qkv(batch=4)
     bias = arrays(3, (1, 4, 11, 17))[0]
-    f = lambda q, k, v, b, s: loss(q, k, v, b, s, is_causal=True)
+
+    def f(q, k, v, b, s):
+        return loss(q, k, v, b, s, is_causal=True)
+
     gradients = jax.grad(f, argnums=(0, 1, 2))
     all_gradients = jax.grad(f, argnums=(0, 1, 2, 3, 4))
     sharded = [placed(on, x, "data", None, "model") for x in (q, k, v)]
     sharded += [placed(on, bias, None, "model"), placed(on, SINK, "model")]
-    run = lambda *x: attention(*x[:4], sink=x[4], is_causal=True)
+
+    def run(*x):
+        return attention(*x[:4], sink=x[4], is_causal=True)
+
     out = jax.jit(run)(*sharded)
     assert out.sharding.spec == P("data", None, "model")
     same([out], [run(q, k, v, bias, SINK)])
     assert collectives(run, *sharded) == set() == collectives(gradients, *sharded)
     same(jax.jit(gradients)(*sharded), gradients(q, k, v, bias, SINK))
-    assert collectives(all_gradients, *sharded) == {"all-reduce"}  # of dbias and dsink
+    assert collectives(all_gradients, *sharded) == {"all-reduce"}  # sums dbias and dsink
     close(jax.jit(all_gradients)(*sharded), all_gradients(q, k, v, bias, SINK))
 
 
@@ -545,13 +479,19 @@ def test_other_shardings_are_gathered():
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map(check_vma):
     q, k, v = qkv(batch=4)
-    f = lambda q, k, v, s: attention(q, k, v, sink=s, is_causal=True)
+
+    def f(q, k, v, s):
+        return attention(q, k, v, sink=s, is_causal=True)
+
     spec = P("data", None, "model")
     sharded = jax.shard_map(
         f, mesh=mesh(), in_specs=(spec, spec, spec, P("model")), out_specs=spec, check_vma=check_vma
     )
     same([jax.jit(sharded)(q, k, v, SINK)], [f(q, k, v, SINK)])
-    gradients = lambda f: jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=(0, 1, 2, 3))
+
+    def gradients(f):
+        return jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=(0, 1, 2, 3))
+
     found, expected = jax.jit(gradients(sharded))(q, k, v, SINK), gradients(f)(q, k, v, SINK)
     same(found[:3], expected[:3])
     close(found[3:], expected[3:])
@@ -563,7 +503,10 @@ def test_shard_map(check_vma):
 
 def test_explicit_axes():
     q, k, v = qkv(batch=4)
-    f = lambda q, k, v: attention(q, k, v, is_causal=True, return_residual=True)
+
+    def f(q, k, v):
+        return attention(q, k, v, is_causal=True, return_residual=True)
+
     gradients = jax.grad(lambda *x: (f(*x)[0] ** 2).sum(), argnums=(0, 1, 2))
     expected, expected_gradients = f(q, k, v), gradients(q, k, v)
     on = mesh(explicit=True)
@@ -574,90 +517,15 @@ def test_explicit_axes():
         same([*found, *jax.jit(gradients)(*sharded)], [*expected, *expected_gradients])
 
 
-# ---- Refusals --------------------------------------------------------------------------------------------------------
-
-
-def of(**changes):
-    """A call with these arguments in place of those of qkv()."""
-    q, k, v = qkv()
-    inputs = {"query": q, "key": k, "value": v, **changes}
-    return lambda: attention(**inputs)
-
-
-Q, K, V = qkv()
-REFUSED = {
-    "head_dim": (of(key=K[..., :8]), ValueError, r"key\.head_dim \(8\) must equal query\.head_dim \(16\)"),
-    "types": (of(value=V.astype(jnp.bfloat16)), ValueError, r"value\.dtype \(bfloat16\) must be float32"),
-    "integers": (of(query=Q.astype(jnp.int32)), ValueError, r"query\.dtype \(int32\) must be float32"),
-    "float8": (of(query=Q.astype(jnp.float8_e4m3fn)), TypeError, r"query\.dtype \(float8_e4m3fn\) must be"),
-    "complex": (of(query=Q.astype(jnp.complex64)), TypeError, r"query\.dtype \(complex64\) must be"),
-    "heads": (of(query=Q[:, :, :3]), ValueError, r"query\.heads \(3\) must be a multiple of key\.heads \(2\)"),
-    "dimensions": (of(query=Q[0]), ValueError, "query"),
-    "scalar": (of(query=jnp.float32(1)), ValueError, "query"),
-    "list": (of(query=[1.0]), TypeError, r"query \(list\) must be an array"),
-    "window": (of(local_window_size=(-5, 2)), ValueError, "inverted local_window_size"),
-    "fraction": (of(local_window_size=(1.5, 2)), TypeError, r"local_window_size \(float\) must be an integer"),
-    "softcap": (of(softcap=-1.0), ValueError, r"softcap \(-1\) must be"),
-    "dropout": (of(dropout_p=0.5), ValueError, r"seed \(None\) must be an integer, a key of jax\.random"),
-    "dropout_p": (of(dropout_p=1.0, seed=1), ValueError, r"dropout_p \(1\) must be"),
-    "seed": (of(dropout_p=0.5, seed=jnp.zeros(3)), ValueError, r"seed \(float32 of shape \(3,\)\) must be"),
-    "causal": (of(is_causal="yes"), ValueError, r"causal \('yes'\) must be True or False"),
-    "alignment": (of(alignment="middle"), ValueError, r"alignment \('middle'\) must be"),
-    "mask": (of(mask=jnp.zeros((1, 1, 11, 17))), TypeError, r"mask \(float32\) must be booleans"),
-    "bias": (of(bias=jnp.zeros((1, 1, 11, 17), bool)), TypeError, r"bias \(bool\) must be numbers"),
-    "bias shape": (of(bias=jnp.zeros((1, 3, 11, 17))), ValueError, "bias"),
-    "sink": (of(sink=jnp.zeros(3)), ValueError, "sink"),
-    "expression": (of(score_mod="score +"), ValueError, "score_mod: column 8"),
-    "function": (of(score_mod=lambda s: s), TypeError, "score_mod .* must be an expression"),
-    "name": (of(score_mod=tandem.Mod("score", x="a")), TypeError, r"score_mod\.x \(str\) must be an array"),
-    "segments": (of(segment_ids=jnp.zeros((2, 11), int)), ValueError, r"segment_ids .* shape \(2, 17\)"),
-    "no segments": (of(max_segments=3), ValueError, "max_segments must be left out"),
-    "lengths": (of(query_seq_lengths=jnp.zeros(2)), ValueError, "query_seq_lengths"),
-    "packed": (of(cu_seqlens_q=jnp.zeros(2, jnp.int32)), ValueError, "cu_seqlens"),
-    "out_dtype": (of(out_dtype=jnp.float16), ValueError, "out_dtype"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_come_before_anything_runs(name):
-    function, kind, message = REFUSED[name]
-    with pytest.raises(kind, match=message):
-        jax.eval_shape(function)
-    with pytest.raises(kind, match=message):
-        function()
-
-
-def test_traced_options_are_refused():
-    q, k, v = qkv()
-    for name in ("scale", "softcap", "max_seqlen_q", "dropout_p", "local_window_size"):
-        with pytest.raises(TypeError, match=f"{name} .* must be .* it is compiled in"):
-            jax.jit(lambda x, name=name: attention(q, k, v, **{name: x}))(2)
-    with pytest.raises(ValueError, match=r"max_segments \(None\) must be a number inside jax.jit"):
-        jax.jit(lambda ids: attention(q, q, q, segment_ids=ids))(jnp.zeros((2, 11), jnp.int32))
-
-
-def test_second_derivatives_and_forward_mode_are_refused():
-    q, k, v = qkv()
-    f = lambda q: loss(q, k, v)
-    sentence = "reverse mode only: second derivatives are not served"
-    for function in (jax.grad(lambda q: jax.grad(f)(q).sum()), jax.hessian(f), jax.jacfwd(jax.grad(f))):
-        with pytest.raises(tandem.Unsupported, match=sentence):
-            function(q)
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(f, (q,), (q,))
-
-
-def test_the_runtimes_values_are_refused_with_the_librarys_sentence():
-    q, k, v = (x[0] for x in qkv())
-    run = jax.jit(lambda cu: attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=jnp.array([0, 17], jnp.int32)))
-    assert run(jnp.array([0, 11], jnp.int32)).shape == (11, 4, 24)
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"INVALID_ARGUMENT: cu_seqlens_q\[1\] \(12\)"):
-        run(jnp.array([0, 12], jnp.int32)).block_until_ready()
+# ---- Others ----------------------------------------------------------------------------------------------------------
 
 
 def test_keys_of_jax_random_are_seeds():
     q, k, v = qkv()
-    run = lambda seed: attention(q, k, v, dropout_p=0.5, seed=seed)
+
+    def run(seed):
+        return attention(q, k, v, dropout_p=0.5, seed=seed)
+
     words = jax.random.key_data(jax.random.key(3))
     expected = run(words)
     same([run(jax.random.key(3))], [expected])
@@ -665,6 +533,14 @@ def test_keys_of_jax_random_are_seeds():
     for seed in (5, -5):
         same([jax.jit(run)(jnp.int32(seed))], [run(seed)])
     assert (np.asarray(run(1)) != np.asarray(run(2))).any()
+
+
+def test_the_structs_are_those_of_jaxlib(tmp_path):
+    source = tmp_path / "layout.c"
+    source.write_text(SAME_LAYOUT)
+    folders = ("-I", jax.ffi.include_dir(), "-I", str(pathlib.Path(__file__).parents[2] / "src"))
+    made = subprocess.run(["cc", "-std=c11", "-fsyntax-only", *folders, source], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
 
 
 def test_jax_is_needed(run_python):

@@ -62,11 +62,12 @@ def attention(
 ) -> Any:
     """Exact attention, ``softmax(mask(bias + softcap(scale * q k^T))) v``, under jit, grad, vmap, remat and shard_map.
 
-    The arguments before alignment are those of jax.nn.dot_product_attention; the rest are tandem.attention's.
+    The arguments before alignment are as in jax.nn.dot_product_attention, the rest as in tandem.attention.
 
     query : (batch, seqlen_q, heads_q, head_dim), (seqlen_q, heads_q, head_dim), or packed with cu_seqlens. The type is
         float32, bfloat16, float16 or, on a CPU, float64; on a GPU bfloat16 or float16.
-    key, value : (batch, seqlen_k, heads_k, head_dim) and (batch, seqlen_k, heads_k, head_dim_v). heads_k divides heads_q.
+    key, value : (batch, seqlen_k, heads_k, head_dim) and (batch, seqlen_k, heads_k, head_dim_v). heads_k divides
+        heads_q.
     bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), added to the scores.
     mask : booleans of such a shape: True where a query sees a key.
     scale : factor of the products q k^T; None: 1 / sqrt(head_dim).
@@ -83,8 +84,8 @@ def attention(
     score_mod, mask_mod : an expression (str) or a tandem.Mod (docs/score_mod.md). A Python number of a Mod is compiled
         in; an array without dimensions may change without a compilation and has a gradient.
     block_mask : a tandem.Blocks.
-    segment_ids : (batch, seqlen) integers for packed batches, or (queries' ids, keys' ids). Each run of equal ids is one
-        sequence, and a query sees only the keys of its sequence.
+    segment_ids : (batch, seqlen) integers for packed batches, or (queries' ids, keys' ids). Each run of equal ids is
+        one sequence, and a query sees only the keys of its sequence.
     max_segments : the most runs of one row. jax.jit needs it. A row with more runs gives NaN.
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays; GPUs need it.
@@ -243,7 +244,9 @@ def _seed_words(seed: Any) -> Any:
         number = int(seed) % 2**64
         return np.array([number % 2**32, number >> 32], np.uint32)
     if not hasattr(seed, "dtype"):
-        raise ValueError(f"seed ({seed!r}) must be an integer, a key of jax.random, or two uint32: JAX has no generator")
+        raise ValueError(
+            f"seed ({seed!r}) must be an integer, a key of jax.random, or two uint32: JAX has no generator"
+        )
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         seed = jax.random.key_data(seed)
     if seed.shape == () and jnp.issubdtype(seed.dtype, jnp.integer):
@@ -273,7 +276,9 @@ def _expressions(mods: dict[str, Any], arrays: dict[str, Any]) -> tuple[Expressi
     return tuple(made)
 
 
-def _use_segments(segment_ids: Any, max_segments: Any, arrays: dict[str, Any], expressions: Sequence[Expression]) -> Any:
+def _use_segments(
+    segment_ids: Any, max_segments: Any, arrays: dict[str, Any], expressions: Sequence[Expression]
+) -> Any:
     """Adds the rows of the segments to the arrays; see rows_of."""
     beside = ("bias", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k", "diagonal_offsets", "kv_num_blocks")
     others = [name for name in beside if name in arrays]

@@ -1,6 +1,6 @@
 """Partitions an operation over the devices of a mesh: batch and heads may be sharded, all other dimensions not.
 
-The sequences and heads of a shard are independent of the others'. Exceptions keep their dimension whole: expressions
+The sequences and heads of a shard are independent of other shards. Exceptions keep their dimension whole: expressions
 that read `batch` or `head`, and dropout, whose random bits depend on both.
 """
 

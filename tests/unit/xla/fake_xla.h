@@ -71,12 +71,8 @@ class FakeFrame {
   void output(const std::string& name, int32_t type, void* data, std::vector<int64_t> dims) {
     add(&outputs_, &output_names, name, type, data, std::move(dims));
   }
-  void number(const std::string& name, int64_t value) {
-    scalar(name, kXlaS64, &integers_.emplace_back(value));
-  }
-  void number(const std::string& name, int32_t value) {
-    scalar(name, kXlaS32, &integers_.emplace_back(value));
-  }
+  void number(const std::string& name, int64_t value) { scalar(name, kXlaS64, &integers_.emplace_back(value)); }
+  void number(const std::string& name, int32_t value) { scalar(name, kXlaS32, &integers_.emplace_back(value)); }
   void number(const std::string& name, double value) { scalar(name, kXlaF64, &reals_.emplace_back(value)); }
   void number(const std::string& name, bool value) { scalar(name, kXlaPred, &integers_.emplace_back(value)); }
   void scalar(const std::string& name, int32_t type, void* value) {
@@ -98,7 +94,11 @@ class FakeFrame {
   std::string run(Handler&& handler) {
     text("inputs", input_names);
     text("outputs", output_names);
-    XlaFrame frame{sizeof frame, nullptr, &xla_->api, reinterpret_cast<XlaContext*>(xla_), 3,
+    XlaFrame frame{sizeof frame,
+                   nullptr,
+                   &xla_->api,
+                   reinterpret_cast<XlaContext*>(xla_),
+                   3,
                    {sizeof frame.inputs, nullptr, static_cast<int64_t>(inputs_.size()), nullptr, inputs_.data()},
                    {sizeof frame.outputs, nullptr, static_cast<int64_t>(outputs_.size()), nullptr, outputs_.data()},
                    {sizeof frame.attributes, nullptr, static_cast<int64_t>(names_.size()), kinds_.data(), names_.data(),

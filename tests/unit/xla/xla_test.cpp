@@ -45,8 +45,13 @@ class XlaOnCpu : public testing::Test {
     return made;
   }
   static const tandem_tensor* tensor_of(Array& x) {
-    x.tensor = {x.values.data(), {TANDEM_CPU, 0}, static_cast<int32_t>(x.dims.size()), {TANDEM_FLOAT, 32, 1},
-                x.dims.data(),   nullptr,         0};
+    x.tensor = {x.values.data(),
+                {TANDEM_CPU, 0},
+                static_cast<int32_t>(x.dims.size()),
+                {TANDEM_FLOAT, 32, 1},
+                x.dims.data(),
+                nullptr,
+                0};
     return &x.tensor;
   }
   void input(const std::string& name, Array& x) { frame.input(name, kXlaF32, x.values.data(), x.dims); }

@@ -13,16 +13,11 @@ from tandem._errors import error_of
 
 def open_gpu(binding: Any, index: int) -> None:
     """Creates the context of GPU number index. Raises with the library's sentence where that fails."""
-    choose_compiler(sys.path)
+    if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
+        os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
     code = binding.open_gpu(index)
     if code:
         raise error_of(code, binding.last_error(), {})
-
-
-def choose_compiler(folders: Sequence[str]) -> None:
-    """Names the compiler for the engine, which reads the name once, when the first GPU is opened."""
-    if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(folders)):
-        os.environ["TANDEM_NVRTC"] = compiler
 
 
 def find_compiler(folders: Sequence[str]) -> str | None:

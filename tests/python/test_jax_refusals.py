@@ -1,9 +1,11 @@
 """tandem.jax refuses wrong calls with a sentence, before anything runs."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import pytest
-from jax_cases import attention, loss, qkv
+from jax_cases import attention, close, loss, qkv
 
 import tandem
 
@@ -89,3 +91,43 @@ def test_the_runtimes_values_are_refused_with_the_librarys_sentence():
     assert run(jnp.array([0, 11], jnp.int32)).shape == (11, 4, 24)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"INVALID_ARGUMENT: cu_seqlens_q\[1\] \(12\)"):
         run(jnp.array([0, 12], jnp.int32)).block_until_ready()
+
+
+VIRTUAL_CUDA = pathlib.Path(__file__).parents[2] / "build/release/virtual_cuda/libcuda.so.1"
+
+
+@pytest.mark.skipif(not VIRTUAL_CUDA.exists(), reason="the build has no virtual CUDA driver")
+@pytest.mark.parametrize("binding", ["native", "ctypes"])
+def test_calls_on_a_gpu_are_checked_when_traced(run_python, monkeypatch, binding):
+    monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", binding)
+    run_python(f"""
+        import ctypes
+        ctypes.CDLL({str(VIRTUAL_CUDA)!r})
+        import jax
+        import jax.numpy as jnp
+        import tandem.jax
+        from tandem.jax import _check
+
+        tandem.jax.device_type = _check.device_type = lambda arrays: 2  # as for arrays on a GPU
+
+        def loss(q):
+            return tandem.jax.attention(q, q, q, is_causal=True).astype(jnp.float32).sum()
+
+        q = jax.ShapeDtypeStruct((2, 33, 4, 20), jnp.bfloat16)
+        assert jax.eval_shape(jax.grad(loss), q).shape == q.shape
+        try:
+            jax.eval_shape(loss, q.update(dtype=jnp.float32))
+        except tandem.Unsupported as error:
+            assert "query.dtype (float32) must be bfloat16 or float16 on a GPU" in str(error), error
+        else:
+            raise AssertionError
+    """)
+
+
+def test_rows_are_padded_on_a_gpu(monkeypatch):
+    q, k, v = (x[..., :13] for x in qkv())
+    expected = attention(q, k, v, is_causal=True)
+    monkeypatch.setattr(tandem.jax, "device_type", lambda arrays: 2)
+    text = str(jax.make_jaxpr(lambda *x: attention(*x, is_causal=True))(q, k, v))
+    assert "f32[2,11,4,16]" in text and "f32[2,17,2,16]" in text
+    close([attention(q, k, v, is_causal=True)], [expected])

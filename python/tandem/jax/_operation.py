@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tandem import _ctypes, _gpu
+from tandem import _ctypes
 from tandem._options import KINDS
 
 PASSES = ("forward", "backward")
@@ -73,7 +72,6 @@ def register() -> None:
             handler = getattr(library, f"tandem_xla_{platform}_{which}")
             handler.restype, handler.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
             jax.ffi.register_ffi_target(f"tandem_{which}", jax.ffi.pycapsule(handler), platform=name)
-    _gpu.choose_compiler(sys.path)
 
 
 def result_of(name: str, operation: Operation, arrays: dict[str, Any]) -> jax.ShapeDtypeStruct:

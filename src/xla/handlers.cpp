@@ -107,7 +107,6 @@ class DefaultArithmetic {
 Status run_on_cpu(tandem_pass pass, const tandem_attention_args& args) {
   thread_local std::unique_ptr<std::byte[]> kept;
   thread_local size_t kept_bytes = 0;
-  const DefaultArithmetic arithmetic;
   tandem_status status = run(nullptr, pass, args, kept.get(), kept_bytes, nullptr);
   if (status != TANDEM_WORKSPACE_TOO_SMALL) return last_failure(status);
   size_t bytes = 0;
@@ -136,6 +135,7 @@ Status run_on_gpu(const Interface& xla, tandem_context* context, tandem_pass pas
 }
 
 Status execute(const XlaFrame& frame, tandem_pass pass, Gpus* gpus) {
+  const DefaultArithmetic arithmetic;
   const Interface xla(frame);
   tandem_context* context = nullptr;
   tandem_device device{TANDEM_CPU, 0};

@@ -434,6 +434,27 @@ TANDEM_API tandem_status tandem_make_block_mask(tandem_context* context, const t
 /* Compiles the kernel of tandem_make_block_mask. Does nothing on the CPU. Ignores data pointers. */
 TANDEM_API tandem_status tandem_prepare_block_mask(tandem_context* context, const tandem_block_mask_args* args);
 
+/* ---- XLA: since 0.2 --------------------------------------------------------------------------------------------- */
+
+/* Handlers of XLA's foreign function interface (FFI), which JAX registers as targets of jax.ffi.ffi_call. They depend
+ * on XLA's C structs alone, and on no version of jaxlib. The CUDA handlers run on XLA's stream, and XLA allocates their
+ * workspace. Buffers are row-major. These attributes describe a call:
+ *
+ *   inputs, outputs  names of the buffers, in order, separated by commas: members of tandem_attention_args, "seed", and
+ *                    "score_mod.NAME" or "mask_mod.NAME" for the tensors of an expression. The output
+ *                    "dscore_mod.NAME" is the gradient of "score_mod.NAME".
+ *   other names      numbers of tandem_attention_args, such as causal and softcap (int32, int64 or float64)
+ *   score_mod        an expression (string); "score_mod.NAME" is the value of a number that it names. mask_mod has the
+ *                    same form.
+ *
+ * A seed is two uint32, one 64-bit integer, or two for seed and offset. */
+struct XLA_FFI_CallFrame;
+struct XLA_FFI_Error;
+TANDEM_API struct XLA_FFI_Error* tandem_xla_cpu_forward(struct XLA_FFI_CallFrame* frame);
+TANDEM_API struct XLA_FFI_Error* tandem_xla_cpu_backward(struct XLA_FFI_CallFrame* frame);
+TANDEM_API struct XLA_FFI_Error* tandem_xla_cuda_forward(struct XLA_FFI_CallFrame* frame);
+TANDEM_API struct XLA_FFI_Error* tandem_xla_cuda_backward(struct XLA_FFI_CallFrame* frame);
+
 #ifdef __cplusplus
 }
 #endif

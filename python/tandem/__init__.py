@@ -10,6 +10,7 @@ Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAtte
 ``tandem.fa4``, ``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
 ``tandem.flex_attention``) and ``tandem.transformers``. ``tandem.torch_sdpa`` makes torch's own function run Tandem on
 GPUs. ``tandem.patch()`` makes ``import flash_attn`` find Tandem. docs/python.md describes all of them.
+``tandem.jax.attention`` is attention for JAX (docs/jax.md).
 """
 
 from __future__ import annotations
@@ -57,6 +58,6 @@ def __getattr__(name: str) -> Any:
         return function
     if name in _FLEX_NAMES:
         return getattr(importlib.import_module("tandem.compat.flex"), name)
-    if name == "compat" or name in _import_paths.MODULES:
+    if name in ("compat", "jax") or name in _import_paths.MODULES:
         return importlib.import_module(f"tandem.{name}")
     raise AttributeError(f"module 'tandem' has no attribute {name!r}")

@@ -143,6 +143,13 @@ def _load_threads() -> ctypes.CDLL | None:
 
 
 _library = _load()
+
+
+def library() -> ctypes.CDLL:
+    """libtandem, loaded once."""
+    return _library
+
+
 _threads = _load_threads()
 _gpus: dict[int, ctypes.c_void_p] = {}
 _opening = threading.Lock()

@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
     add_info(root);
     add_vgpu(root, typed);
   };
-  return run_command_line("Exact attention, forward and backward.", footer, std::string("tandem ") + tandem_version() + " (commit " + commit() + ")",
-                          without_mark(typed), declare);
+  return run_command_line("Exact attention, forward and backward.", footer,
+                          std::string("tandem ") + tandem_version() + " (commit " + commit() + ")", without_mark(typed),
+                          declare);
 }

@@ -1,5 +1,5 @@
-# tandem_commit(<target>): defines const char* tandem::tool::commit() in a target: the commit of the sources, "4960c616b2a1", with
-# "-dirty" if a file differs, or "unknown" if neither git, an exported archive nor -DTANDEM_COMMIT=<commit> gives it.
+# tandem_commit(<target>) defines const char* tandem::tool::commit() in a target. It is the commit of the sources:
+# "4960c616b2a1", or "4960c616b2a1-dirty" if a file differs. Without git, an exported archive has it; else it is "unknown".
 #
 # This file is also the script that each build runs. It writes the source only if the commit has changed:
 #   cmake -DSOURCE=<top folder> -DOUTPUT=<file> [-DCOMMIT=<commit>] -P Commit.cmake

@@ -4,8 +4,9 @@
   packaging/build_wheels.py [--arch x86_64 aarch64] [--package attention vgpu] [--out dist]
 
 Zig compiles for both processors on any machine. Needed programs: python3 with venv and headers, cmake, ninja, and the
-headers of libhwy-dev (for vgpu also of libcli11-dev and nlohmann-json3-dev). The tools of packaging/requirements.txt are
-installed into build/wheels/venv. Equal sources give equal bytes: times come from SOURCE_DATE_EPOCH, else from the commit.
+headers of libhwy-dev (for vgpu also of libcli11-dev and nlohmann-json3-dev). The tools of packaging/requirements.txt
+are installed into build/wheels/venv. Equal sources give equal bytes: times come from SOURCE_DATE_EPOCH, else from the
+commit.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheels"
 GLIBC = "2.28"
+DOCUMENTS = pathlib.Path("/usr/share/doc")
 PROJECTS = {"attention": ROOT, "vgpu": ROOT / "packaging" / "vgpu"}  # folders of pyproject.toml
-COMPONENTS = {"attention": "python", "vgpu": "vgpu"}  # of python/CMakeLists.txt
+COMPONENTS = {"attention": "python", "vgpu": "vgpu"}  # in python/CMakeLists.txt
 TARGETS = {
     "attention": ["tandem", "tandem_python"],
     "vgpu": ["tandem_vgpu", "tandem_virtual_cuda", "tandem_virtual_cudart", "tandem_command"],
@@ -74,9 +76,9 @@ def write_tools() -> dict[str, str]:
     }
 
 
-def write_headers() -> pathlib.Path:
+def write_headers(arch: str) -> pathlib.Path:
     """Collects headers in one folder, because a search of /usr/include would find another C library's headers too."""
-    folder = WORK / "headers"
+    folder = WORK / f"{arch}-headers"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "python").mkdir(parents=True)
     for name, package in HEADERS.items():
@@ -100,7 +102,8 @@ def write_headers() -> pathlib.Path:
 
 
 def compile_libraries(arch: str, packages: list[str], environment: dict[str, str], commit: str) -> pathlib.Path:
-    build, headers = WORK / arch, write_headers()
+    build, headers = WORK / arch, write_headers(arch)
+    (build / "CMakeCache.txt").unlink(missing_ok=True)  # it may have the flags of an older zig.cmake
     with_tools = "ON" if "vgpu" in packages else "OFF"
     configure = [
         *("cmake", "-G", "Ninja", "-S", ROOT, "-B", build),
@@ -136,8 +139,8 @@ def read_commit() -> tuple[str, int]:
     return commit, max(epoch, 315532800)  # a ZIP file has no time before 1980
 
 
-def license_texts() -> dict[str, bytes]:
-    """The licenses of libraries that are compiled into the wheels."""
+def license_texts(package: str) -> dict[str, bytes]:
+    """The licenses of libraries that are compiled into the wheel."""
     import ziglang
 
     library = pathlib.Path(ziglang.__file__).parent / "lib"
@@ -146,11 +149,12 @@ def license_texts() -> dict[str, bytes]:
         "libc++abi": library / "libcxxabi" / "LICENSE.TXT",
         "libunwind": library / "libunwind" / "LICENSE.TXT",
         "dlpack": ROOT / "third_party" / "dlpack" / "LICENSE",
-        "highway": pathlib.Path("/usr/share/doc/libhwy-dev/copyright"),
-        "CLI11": pathlib.Path("/usr/share/doc/libcli11-dev/copyright"),
-        "nlohmann-json": pathlib.Path("/usr/share/doc/nlohmann-json3-dev/copyright"),
+        "highway": DOCUMENTS / "libhwy-dev" / "copyright",
     }
-    return {f"{name}.txt": path.read_bytes() for name, path in texts.items() if path.is_file()}
+    if package == "vgpu":
+        texts["CLI11"] = DOCUMENTS / "libcli11-dev" / "copyright"
+        texts["nlohmann-json"] = DOCUMENTS / "nlohmann-json3-dev" / "copyright"
+    return {f"{name}.txt": path.read_bytes() for name, path in texts.items()}
 
 
 def read_metadata(project: pathlib.Path) -> tuple[str, dict[str, bytes]]:
@@ -169,7 +173,9 @@ def read_metadata(project: pathlib.Path) -> tuple[str, dict[str, bytes]]:
     return name, files
 
 
-def write_wheel(out: pathlib.Path, arch: str, info: str, files: dict[str, tuple[bytes, int]], epoch: int) -> pathlib.Path:
+def write_wheel(
+    out: pathlib.Path, arch: str, info: str, files: dict[str, tuple[bytes, int]], epoch: int
+) -> pathlib.Path:
     """Writes files (contents and mode by name) and their RECORD, sorted, so that equal contents give equal bytes."""
     name, version = info.removesuffix(".dist-info").split("-")
     path = out / f"{name}-{version}-py3-none-manylinux_{GLIBC.replace('.', '_')}_{arch}.whl"
@@ -194,7 +200,7 @@ def pack(package: str, arch: str, build: pathlib.Path, out: pathlib.Path, epoch:
     project = PROJECTS[package]
     info, metadata = read_metadata(project)
     files = {f"{info}/{name}": (data, 0o644) for name, data in metadata.items() if name not in ("WHEEL", "RECORD")}
-    files.update((f"{info}/licenses/{name}", (text, 0o644)) for name, text in license_texts().items())
+    files.update((f"{info}/licenses/{name}", (text, 0o644)) for name, text in license_texts(package).items())
     source = project / ("python" if package == "attention" else "")
     for path in sorted((source / ("tandem" if package == "attention" else "tandem_vgpu")).rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts and ".so" not in path.suffixes:

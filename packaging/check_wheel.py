@@ -2,10 +2,11 @@
 """Checks a wheel without installing it, and prints every violation. The exit code is 1 if there is one.
 
   packaging/check_wheel.py <wheel>... [--forbid <text that no file may contain, such as the build folder>]
+  packaging/check_wheel.py --self-test    shows that each kind of violation is found, in a wheel that it writes
 
-Checked are the names, the tag and the version (include/tandem/tandem.h), the size, RECORD, and of each library: processor,
-versions of glibc's symbols, needed libraries, run path, stack, exported symbols, and Python functions outside the stable
-ABI of 3.9. Needs readelf, and the package abi3info of packaging/requirements.txt.
+It checks the names, the tag, the version (include/tandem/tandem.h), the size and RECORD. Of each library it checks the
+processor, the versions of glibc's symbols, needed libraries, the run path, the stack, exported symbols, and Python
+functions outside the stable ABI of 3.9. It needs readelf, and the package abi3info of packaging/requirements.txt.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import base64
 import csv
 import hashlib
 import pathlib
+import platform
+import random
 import re
 import subprocess
 import sys
@@ -26,11 +29,13 @@ MOST_BYTES = {"tandem_attention": 4_000_000}
 NEWEST_GLIBC = (2, 28)
 OLDEST_PYTHON = (3, 9)
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
-NEEDED = re.compile(r"(lib(c|m|dl|pthread|rt)\.so\.[0-9]+|ld-linux-(x86-64|aarch64)\.so\.[0-9]|libtandem\.so\.0|libcuda\.so\.1)")
+NEEDED = re.compile(
+    r"(lib(c|m|dl|pthread|rt)\.so\.[0-9]+|ld-linux-(x86-64|aarch64)\.so\.[0-9]|libtandem\.so\.0|libcuda\.so\.1)"
+)
 EXPORTS = {
     r"libtandem\.so\.\d+": r"tandem_\w+",
     r"libtandem_vgpu\.so\.\d+": r"tandem_vgpu_open",
-    r"_native\.abi3\.so": r"PyInit__native",
+    r"_native\.abi3\.so": r"PyInit__native|tandem_python_\w+",  # the ctypes binding calls these
 }
 CONTENTS = {
     "tandem_attention": {"tandem/__init__.py", "tandem/py.typed", "tandem/_native.abi3.so", "tandem/libtandem.so.0"},
@@ -38,6 +43,12 @@ CONTENTS = {
         *("tandem_vgpu/__init__.py", "tandem_vgpu/tandem", "tandem_vgpu/libtandem_vgpu.so.0"),
         *("tandem_vgpu/virtual_cuda/libcuda.so.1", "tandem_vgpu/virtual_cuda/libcudart.so.13"),
     },
+}
+# CPython 3.9 exports these functions with the signatures that became stable later, and the binding declares them.
+EXPORTED_EARLIER = {
+    "PyUnicode_AsUTF8AndSize": (3, 10),
+    "PyBuffer_Release": (3, 11),
+    "PyObject_GetBuffer": (3, 11),
 }
 ALLOWED_FILES = re.compile(r".*(\.pyi?|/py\.typed|\.so(\.\d+)?|/tandem)|[^/]+\.dist-info/.*")
 
@@ -67,7 +78,8 @@ def stable_functions() -> set[str]:
     from abi3info import DATAS, FUNCTIONS
 
     known = {**FUNCTIONS, **DATAS}
-    return {s.name for s, item in known.items() if (item.added.major, item.added.minor) <= OLDEST_PYTHON}
+    since = {s.name: (item.added.major, item.added.minor) for s, item in known.items()}
+    return {s for s, version in since.items() if version <= EXPORTED_EARLIER.get(s, OLDEST_PYTHON)}
 
 
 def check_library(path: str, name: str, arch: str) -> list[str]:
@@ -109,6 +121,9 @@ def check_record(archive: zipfile.ZipFile, info: str) -> list[str]:
     for name, (digest, size) in rows.items():
         if name == f"{info}/RECORD":
             continue
+        if name not in archive.namelist():
+            problems.append(f"{name} is in RECORD only")
+            continue
         data = archive.read(name)
         actual = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         if digest != f"sha256={actual}" or int(size) != len(data):
@@ -148,11 +163,67 @@ def check(path: pathlib.Path, forbidden: list[str]) -> list[str]:
     return problems
 
 
+BROKEN = """
+#include <pthread.h>
+void PyUnicode_AsUTF8(void);
+void exported(void) { PyUnicode_AsUTF8(); }
+pthread_barrier_t b;
+int tandem_f(void) { return pthread_barrier_init(&b, 0, 2); }
+"""
+EXPECTED = [
+    "exceed",
+    "tandem/py.typed is missing",
+    "left.c does not belong into a wheel",
+    "tandem/_native.abi3.so differs from RECORD",
+    "left.c is not in RECORD",
+    "WHEEL does not have the tag",
+    "METADATA has another version",
+    "the files have different times",
+    "left.c contains /secret",
+    "_native.abi3.so has the RUNPATH /somewhere instead of $ORIGIN",
+    "_native.abi3.so needs libgcc_s.so.1, which an old system may lack",
+    "_native.abi3.so needs pthread_barrier_init@GLIBC_2.34",
+    "_native.abi3.so exports exported",
+    "_native.abi3.so exports tandem_f",
+    "_native.abi3.so calls PyUnicode_AsUTF8, outside the stable ABI of 3.9",
+]
+
+
+def write_broken_wheel(folder: pathlib.Path) -> pathlib.Path:
+    """A wheel with one violation of each kind, compiled for this machine, whose glibc must be 2.34 or newer."""
+    source, library = folder / "broken.c", folder / "broken.so"
+    source.write_text(BROKEN)
+    link = ["-shared", "-fPIC", "-Wl,-rpath,/somewhere", "-Wl,--no-as-needed", "-lgcc_s"]
+    subprocess.run(["cc", source, "-o", library, *link], check=True)
+    path = folder / f"tandem_attention-{header_version()}-py3-none-manylinux_2_28_{platform.machine()}.whl"
+    info = f"tandem_attention-{header_version()}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("left.c", f"/secret {random.Random(1).randbytes(4_100_000)}")
+        archive.writestr("tandem/_native.abi3.so", library.read_bytes())
+        archive.writestr(f"{info}/WHEEL", "Tag: py3-none-any\n")
+        archive.writestr(f"{info}/METADATA", "Name: tandem-attention\nVersion: 0.0.0\n")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD"), "tandem/_native.abi3.so,sha256=0,1\n")
+    return path
+
+
+def self_test() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        problems = check(write_broken_wheel(pathlib.Path(folder)), ["/secret"])
+    missed = [text for text in EXPECTED if not any(text in problem for problem in problems)]
+    print(
+        "".join(f"not found: {text}\n" for text in missed) or f"{len(EXPECTED)} violations of a broken wheel are found."
+    )
+    return bool(missed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheels", nargs="+", type=pathlib.Path)
+    parser.add_argument("wheels", nargs="*", type=pathlib.Path)
+    parser.add_argument("--self-test", action="store_true", help="check a wheel with a violation of each kind")
     parser.add_argument("--forbid", action="append", default=[], help="a text that no file may contain")
     flags = parser.parse_args()
+    if flags.self_test or not flags.wheels:
+        return self_test() if flags.self_test else parser.error("name a wheel")
     failed = False
     for wheel in flags.wheels:
         problems = check(wheel, flags.forbid)

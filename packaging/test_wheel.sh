@@ -27,7 +27,7 @@ make_root() {
 in_root() {
   local variables
   mapfile -t variables < <(env | grep -iE '^(http|https|no)_proxy=|^PIP_|^(SSL|CURL|REQUESTS)_[A-Z_]*=' || true)
-  env -i HOME=/root PATH=/usr/bin:/bin "${variables[@]}" chroot "$root" "$@"
+  env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin "${variables[@]}" chroot "$root" "$@"
 }
 here() { env -u PYTHONPATH "$@"; }
 

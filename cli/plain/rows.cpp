@@ -102,7 +102,9 @@ float exp_baseline(float* row, int64_t n, float shift) { return exp_body(row, n,
 
 template <class F>
 F choose(F baseline, F avx2, F avx512) {
-  const auto has = [](const char* set) { return std::ranges::find(instruction_sets(), set) != instruction_sets().end(); };
+  const auto has = [](const char* set) {
+    return std::ranges::find(instruction_sets(), set) != instruction_sets().end();
+  };
   if (has("avx512")) return avx512;
   return has("avx2") ? avx2 : baseline;
 }

@@ -36,8 +36,8 @@ Features read_features() {
   Features features{.avx2 = has(ebx, bit_AVX2 | bit_BMI2)};
   features.avx512 = features.avx2 && has(states, kZmmStates) &&
                     has(ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL | bit_AVX512CD);
-  features.avx512_bf16 = features.avx512 && last_subleaf >= 1 &&
-                         __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && has(eax, bit_AVX512BF16);
+  features.avx512_bf16 = features.avx512 && last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+                         has(eax, bit_AVX512BF16);
   return features;
 }
 #endif

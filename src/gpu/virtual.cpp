@@ -29,8 +29,8 @@ struct Library {
   }
 };
 
-// The path of the library, or its plain name for the system's loader. The Python package tandem-vgpu installs the library
-// into tandem_vgpu/, a folder next to the folder of libtandem.
+// The path of the library, or its plain name for the system's loader. The Python package tandem-vgpu installs the
+// library into tandem_vgpu/, a folder next to the folder of libtandem.
 std::string path_of(const std::filesystem::path& folder) {
   const char* named = std::getenv("TANDEM_VGPU_LIBRARY");
   if (named != nullptr && *named != '\0') return named;
@@ -49,9 +49,9 @@ Status load(Library* library) {
     const std::string reason = why != nullptr ? why : "no reason given";
     if (library->path != kLibrary)
       return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded: ", reason));
-    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ", (folder / kLibrary).string(),
-                                       " nor where the system looks for libraries (", reason,
-                                       "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
+    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ",
+                                       (folder / kLibrary).string(), " nor where the system looks for libraries (",
+                                       reason, "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
   }
   library->entry = reinterpret_cast<VirtualLibraryEntry*>(dlsym(handle, kVirtualLibraryEntry));
   if (library->entry == nullptr)

@@ -63,6 +63,7 @@ class Candidates {
       if (python.filename().string().starts_with("python")) add_site_packages(python / "site-packages");
     }
   }
+  // The folder of a command or library, the Python environment around it, and build/nvrtc, which run.sh makes.
   void add_near(const fs::path& own) {
     const fs::path above = own.parent_path();
     add_folders({own});

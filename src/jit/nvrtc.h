@@ -44,14 +44,11 @@ inline constexpr int kOldestNvrtc = 12;  // the first with sm_90a and C++20
 struct Search {
   std::vector<std::string> site_packages;  // Python's package folders, where wheels put the library
   int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
-  std::string own_folder;                  // the folder of the library or command, around which NVRTC may be; empty: none
+  std::string own_folder;                  // of the command or library; empty: unknown
 };
 
 // Paths to try, best first: TANDEM_NVRTC alone if set, site-packages, the virtual environment, conda (packages, then
 // library), CUDA_HOME, near own_folder, the loader's path, /usr/local/cuda. The newest version of a folder comes first.
-//
-// Near own_folder are: the folder, the Python environment of which it is bin/, lib/ or a package, and nvrtc/ in the build
-// tree, where run.sh installs it.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
 // Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. It is never

@@ -44,7 +44,7 @@ inline constexpr int kOldestNvrtc = 12;  // the first with sm_90a and C++20
 struct Search {
   std::vector<std::string> site_packages;  // Python's package folders, where wheels put the library
   int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
-  std::string own_folder;                  // of the command or library; empty: unknown
+  std::string own_folder;                  // the command's or library's; empty: unknown
 };
 
 // Paths to try, best first: TANDEM_NVRTC alone if set, site-packages, the virtual environment, conda (packages, then

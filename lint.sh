@@ -25,7 +25,7 @@ files() { # <pattern of names>: all of them outside of build folders
 }
 # Debian has no package of ruff. The program comes from the Python tests' environment, or from build/ruff.
 lint_python() {
-  local ruff=build/venv/bin/ruff folders=(bench examples python sass scripts tests vgpu)
+  local ruff=build/venv/bin/ruff folders=(bench examples packaging python sass scripts tests vgpu)
   if [ ! -x $ruff ]; then
     ruff=build/ruff/bin/ruff
     [ -x $ruff ] || quietly "Installing ruff" bash -c "python3 -m venv build/ruff && build/ruff/bin/pip install ruff"

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "base/own_folder.h"
 #include "base/text.h"
 #include "cli/compare.h"
 #include "cli/emulate.h"
@@ -54,7 +55,10 @@ struct Demo {
 };
 
 std::string default_folder() {
-  return fs::is_directory("examples/minilm") ? "examples/minilm" : TANDEM_EXAMPLES "/minilm";
+  if (fs::is_directory("examples/minilm")) return "examples/minilm";
+  const fs::path installed = own_folder() / TANDEM_INSTALLED_EXAMPLES "/minilm";
+  const fs::path folder = fs::is_directory(installed) ? installed : own_folder() / TANDEM_EXAMPLES "/minilm";
+  return folder.lexically_normal().string();
 }
 
 Words words_of(const io::Safetensors& file, const std::string& path) {

@@ -3,7 +3,9 @@
 #include <fstream>
 #include <memory>
 
+#include "base/own_folder.h"
 #include "base/text.h"
+#include "cli/commit.h"
 #include "cli/flags.h"
 #include "cli/measure.h"
 #include "cli/terminal.h"
@@ -28,7 +30,8 @@ std::string processor() {
 
 std::string compiler(const GpusSeen& seen) {
   std::unique_ptr<jit::Compiler> found;
-  const jit::Search search{.site_packages = {}, .newest_major = seen.driver_version / 1000};
+  const jit::Search search{
+      .site_packages = {}, .newest_major = seen.driver_version / 1000, .own_folder = own_folder().string()};
   if (const Status status = jit::Compiler::open(search, Env::get(), &found); !status.ok())
     return "none: " + status.message;
   return str_cat(found->major(), ".", found->minor(), ", ", found->path());
@@ -68,7 +71,7 @@ int run(const MachineFlags& flags) {
   std::vector<std::string> remarks;
   const std::unique_ptr<Machine> on = flags.open(&remarks);
   const GpusSeen seen = gpus_seen();
-  line("version", tandem_version());
+  line("version", str_cat(tandem_version(), " (commit ", commit(), ")"));
   line("device", on->engine.context().description());
   for (const std::string& remark : remarks) line("", remark);
   print_gpus(seen);

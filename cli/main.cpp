@@ -1,32 +1,16 @@
 // The tandem command.
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 #include <vector>
 
+#include "cli/commit.h"
 #include "cli/flags.h"
 #include "cli/vgpu/exec.h"
 #include "gpu/virtual.h"
 #include "vgpu/src/device.h"
 
-namespace {
-
-// run.sh installs NVRTC into the build folder if the machine has none. The command also searches there, unless the
-// environment names another NVRTC.
-void find_nvrtc_of_the_build() {
-  for (const char* variable : {"TANDEM_NVRTC", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME"})
-    if (const char* value = std::getenv(variable); value && *value) return;
-  std::error_code ignored;
-  if (std::filesystem::is_directory(TANDEM_NVRTC_ENVIRONMENT "/lib", ignored))
-    setenv("VIRTUAL_ENV", TANDEM_NVRTC_ENVIRONMENT, 1);
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
   using namespace tandem::tool;
   tandem::gpu::use_linked_virtual(tandem::vgpu::open);
-  find_nvrtc_of_the_build();
   constexpr char footer[] = R"(Start here:
   tandem demo                                        attention of a real model: checked, timed, drawn
   tandem attend qkv.safetensors --causal --grad --out result.safetensors
@@ -47,6 +31,7 @@ int main(int argc, char** argv) {
     add_info(root);
     add_vgpu(root, typed);
   };
-  return run_command_line("Exact attention, forward and backward.", footer, std::string("tandem ") + tandem_version(),
-                          without_mark(typed), declare);
+  return run_command_line("Exact attention, forward and backward.", footer,
+                          std::string("tandem ") + tandem_version() + " (commit " + commit() + ")", without_mark(typed),
+                          declare);
 }

@@ -24,11 +24,13 @@ clang-tidy-16       clang-tidy-16    static analysis of C++
 shellcheck          shellcheck       static analysis of shell scripts
 '
 CI_PACKAGES='
+abigail-tools          abidiff                compares binary interfaces
 ccache                 ccache                 compiles equal files once
 libclang-rt-16-dev     -                      sanitizers and libFuzzer
 llvm-16                llvm-cov-16            line coverage, readable reports of the sanitizers
 g++-aarch64-linux-gnu  aarch64-linux-gnu-g++  compiles for 64-bit ARM
 qemu-user              qemu-aarch64           runs what was compiled for 64-bit ARM
+dpkg-dev               dpkg-shlibdeps         dependencies of the Debian package
 googletest             -                      sources of GoogleTest, to compile for 64-bit ARM
 '
 

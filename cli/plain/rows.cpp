@@ -1,9 +1,12 @@
 #include "cli/plain/rows.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "base/instruction_set.h"
 
 namespace tandem::plain {
 namespace {
@@ -99,8 +102,11 @@ float exp_baseline(float* row, int64_t n, float shift) { return exp_body(row, n,
 
 template <class F>
 F choose(F baseline, F avx2, F avx512) {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return avx512;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2 : baseline;
+  const auto has = [](const char* set) {
+    return std::ranges::find(instruction_sets(), set) != instruction_sets().end();
+  };
+  if (has("avx512")) return avx512;
+  return has("avx2") ? avx2 : baseline;
 }
 #endif
 

@@ -5,6 +5,7 @@
 #include <future>
 #include <span>
 
+#include "base/own_folder.h"
 #include "base/text.h"
 #include "plan/check.h"
 #include "plan/make_blocks.h"
@@ -32,7 +33,7 @@ uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
 size_t bucket_of(uint64_t id, size_t buckets) { return (id * 0x9e3779b97f4a7c15u >> 32) % buckets; }
 
 jit::Search search_for(const gpu::Properties& device) {
-  return {.site_packages = {}, .newest_major = device.driver_version / 1000};
+  return {.site_packages = {}, .newest_major = device.driver_version / 1000, .own_folder = own_folder().string()};
 }
 
 std::string driver_text(int32_t version) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <mutex>
 
+#include "base/own_folder.h"
 #include "base/text.h"
 #include "gpu/virtual_library.h"
 
@@ -28,35 +29,29 @@ struct Library {
   }
 };
 
-// The folder of the library that contains this function, or "" if the system does not know it.
-std::filesystem::path own_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) return {};
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::canonical(info.dli_fname, error);
-  return error ? std::filesystem::path() : self.parent_path();
-}
-
-// The path of the library, or its plain name for the system's loader.
-std::string path_of(const std::filesystem::path& beside) {
+// The path of the library, or its plain name for the system's loader. The Python package tandem-vgpu installs the
+// library into tandem_vgpu/, a folder next to the folder of libtandem.
+std::string path_of(const std::filesystem::path& folder) {
   const char* named = std::getenv("TANDEM_VGPU_LIBRARY");
   if (named != nullptr && *named != '\0') return named;
   std::error_code error;
-  return std::filesystem::exists(beside, error) ? beside.string() : kLibrary;
+  for (const std::filesystem::path& path : {folder / kLibrary, folder.parent_path() / "tandem_vgpu" / kLibrary})
+    if (std::filesystem::exists(path, error)) return path.string();
+  return kLibrary;
 }
 
 Status load(Library* library) {
-  const std::filesystem::path beside = own_folder() / kLibrary;
-  library->path = path_of(beside);
+  const std::filesystem::path folder = own_folder();
+  library->path = path_of(folder);
   void* handle = dlopen(library->path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();
     const std::string reason = why != nullptr ? why : "no reason given";
     if (library->path != kLibrary)
       return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded: ", reason));
-    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ", beside.string(),
-                                       " nor where the system looks for libraries (", reason,
-                                       "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
+    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ",
+                                       (folder / kLibrary).string(), " nor where the system looks for libraries (",
+                                       reason, "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
   }
   library->entry = reinterpret_cast<VirtualLibraryEntry*>(dlsym(handle, kVirtualLibraryEntry));
   if (library->entry == nullptr)

@@ -64,6 +64,14 @@ class Candidates {
       if (python.filename().string().starts_with("python")) add_site_packages(python / "site-packages");
     }
   }
+  // The folder of a command or library, the Python environment around it, and build/nvrtc, which run.sh makes.
+  void add_near(const fs::path& own) {
+    const fs::path above = own.parent_path();
+    add_folders({own});
+    add_virtual_env(above);
+    add_site_packages(above);
+    for (const fs::path& folder : {above, above.parent_path()}) add_virtual_env(folder / "nvrtc");
+  }
   void add_loader_path() {
     for (int major = kNewestKnown; major >= kOldestNvrtc; --major) {
       if (wanted(major)) paths.push_back(std::string(kLibrary) + std::to_string(major));
@@ -95,6 +103,7 @@ std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env) 
     candidates.add_folders({fs::path(env.conda_prefix) / "lib"});
   }
   if (!env.cuda_home.empty()) candidates.add_folders({fs::path(env.cuda_home) / "lib64"});
+  if (!search.own_folder.empty()) candidates.add_near(search.own_folder);
   candidates.add_loader_path();
   candidates.add_folders({"/usr/local/cuda/lib64"});
   return std::move(candidates.paths);

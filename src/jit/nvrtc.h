@@ -44,11 +44,12 @@ inline constexpr int kOldestNvrtc = 12;  // the first version with sm_90a and C+
 struct Search {
   std::vector<std::string> site_packages;  // Python's package folders, where wheels put the library
   int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
+  std::string own_folder;                  // the command's or library's; empty: unknown
 };
 
 // Paths of NVRTC in the order of trial. With TANDEM_NVRTC it is the only path. Otherwise: site-packages, the virtual
-// environment, conda (packages, then library), CUDA_HOME, the loader's path, /usr/local/cuda. The newest version of a
-// folder comes first.
+// environment, conda (packages, then library), CUDA_HOME, near own_folder, the loader's path, /usr/local/cuda. The
+// newest version of a folder comes first.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
 // Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. The library is

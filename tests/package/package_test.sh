@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs a build into a temporary folder, then uses it from outside the build tree as a user would.
-#   package_test.sh <source folder> <build folder> <C compiler> <C++ compiler>
+#   package_test.sh <source folder> <build folder> <C compiler> <C++ compiler> <version>
 set -euo pipefail
-source=$1 build=$2 cc=$3 cxx=$4
+source=$1 build=$2 cc=$3 cxx=$4 version=$5
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() {
@@ -13,12 +13,13 @@ fail() {
 cmake --install "$build" --prefix "$work/first" >"$work/install.log"
 mv "$work/first" "$work/prefix" # an installed folder may be moved
 prefix=$work/prefix
-for file in lib/libtandem.so lib/libtandem.so.0 lib/libtandem.so.0.2.0 lib/libtandem_vgpu.so.0 \
-  lib/libtandem_vgpu.so.0.2.0 lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
+for file in lib/libtandem.so lib/libtandem.so.0 "lib/libtandem.so.$version" lib/libtandem_vgpu.so.0 \
+  "lib/libtandem_vgpu.so.$version" lib/tandem/virtual_cuda/libcuda.so.1 lib/tandem/virtual_cuda/libcudart.so.13 \
+  share/doc/tandem/LICENSE share/tandem/minilm/passage.safetensors lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
   found=$(find "$prefix" -path "$prefix/${file%%/*}*/${file##*/}" | head -n 1)
   [ -n "$found" ] || fail "$file was not installed"
 done
-library=$(find "$prefix" -name libtandem.so.0.2.0)
+library=$(find "$prefix" -name "libtandem.so.$version")
 export PKG_CONFIG_PATH="${library%/*}/pkgconfig"
 
 others=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^tandem_' || true)
@@ -56,14 +57,23 @@ for device in vgpu:h200 vgpu:b200; do
   done
 done
 
-export LD_LIBRARY_PATH="${library%/*}"
+# A program with the run path of pkg-config needs no variable.
 read -ra flags < <(pkg-config --cflags --libs tandem)
+read -ra rpath < <(pkg-config --variable=rpath tandem)
+"$cc" -std=c11 -D_GNU_SOURCE "$work"/c/*.c "${flags[@]}" "${rpath[@]}" -lm -o "$work/with_rpath"
+(cd / && env -u LD_LIBRARY_PATH "$work/with_rpath" >/dev/null) || fail "running the C example with pkg-config's run path"
+export LD_LIBRARY_PATH="${library%/*}"
 "$cc" -std=c11 -D_GNU_SOURCE "$work"/c/*.c "${flags[@]}" -lm -o "$work/with_pkg_config_c"
 "$cxx" -std=c++20 "$work"/cpp/*.cpp "${flags[@]}" -o "$work/with_pkg_config_cpp"
-[ "$(pkg-config --modversion tandem)" = 0.2.0 ] || fail "pkg-config tells another version"
+[ "$(pkg-config --modversion tandem)" = "$version" ] || fail "pkg-config tells another version"
 "$work/with_pkg_config_c" >"$work/c.out" || fail "running the C example built with pkg-config"
 "$work/with_pkg_config_cpp" >"$work/cpp.out" || fail "running the C++ example built with pkg-config"
-(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version | grep -F 0.2.0 >/dev/null) || fail "bin/tandem --version"
+shown=$(cd / && env -u LD_LIBRARY_PATH "$prefix/bin/tandem" --version)
+grep -E "^tandem $version \(commit ([0-9a-f]{7,}(-dirty)?|unknown)\)$" <<<"$shown" >/dev/null || fail "tandem --version: $shown"
+if [ -e "$source/.git" ] && git -C "$source" rev-parse HEAD >/dev/null 2>&1; then
+  commit=$(grep -oE '[0-9a-f]{7,}' <<<"${shown#*commit}") || fail "tandem --version prints no commit: $shown"
+  git -C "$source" cat-file -e "$commit^{commit}" || fail "tandem --version prints $commit, which is no commit"
+fi
 
 # A virtual GPU's library is loaded from the folder of libtandem. Without it a sentence states that it is missing.
 cat >"$work/virtual.c" <<'EOC'

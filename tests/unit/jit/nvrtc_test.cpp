@@ -47,6 +47,22 @@ TEST_F(NvrtcSearch, OrderOfPlaces) {
             (Paths{given, virtual_env, conda_pip, conda, toolkit, "libnvrtc.so.13", "libnvrtc.so.12"}));
 }
 
+TEST_F(NvrtcSearch, NearTheCommandOrLibrary) {
+  const std::string next_to_it = library("venv/bin/libnvrtc.so.12");
+  const std::string environment = library("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+  EXPECT_EQ(found({{}, 0, folder / "venv/bin"}, {}),
+            (Paths{next_to_it, environment, "libnvrtc.so.13", "libnvrtc.so.12"}));
+  EXPECT_EQ(found({{}, 0, folder / "venv/lib/python3.12/site-packages/tandem"}, {}),
+            (Paths{environment, "libnvrtc.so.13", "libnvrtc.so.12"}));
+  const std::string build_tree = library("build/nvrtc/lib/python3.11/site-packages/nvidia/cu13/lib/libnvrtc.so.13");
+  for (const char* own : {"build/release", "build/release/src"})
+    EXPECT_EQ(found({{}, 0, folder / own}, {}), (Paths{build_tree, "libnvrtc.so.13", "libnvrtc.so.12"}));
+  Env env;
+  env.virtual_env = folder / "venv";  // the environment comes first
+  EXPECT_EQ(found({{}, 0, folder / "build/release"}, env),
+            (Paths{environment, build_tree, "libnvrtc.so.13", "libnvrtc.so.12"}));
+}
+
 TEST_F(NvrtcSearch, NewestFirstAndOnlyLibraries) {
   const std::string cu12 = library("site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
   const std::string cu13 = library("site/nvidia/cu13/lib/libnvrtc.so.13");

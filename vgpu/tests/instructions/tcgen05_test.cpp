@@ -103,7 +103,7 @@ const char* const kSettle =
 
 // A kernel of one block or a pair fills shared memory from p0 and tensor memory from p1 (by columns). The end stores
 // tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to
-// r127, taddr, quad (taddr at the warp's lanes), and the mbarriers bar and bar2 of one arrival, next parity 0.
+// r127, taddr and quad (taddr at the warp's lanes). The mbarriers bar and bar2 expect one arrival.
 BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
                       int group) {
   BenchKernel kernel;

@@ -94,7 +94,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
   PipelineState<T.stages> k_ring, v_ring;
   u32 tile_idx = 0;  // number of taken tiles
-  // The next work tile minus gridDim.x, which is added at its use, so that no earlier instruction waits for the counter.
+  // The next work tile minus gridDim.x, which is added at its use, so that no earlier instruction waits for the
+  // counter.
   int counted = blockIdx.x - gridDim.x;
   // The current tile: its remaining iterations, and the position of its keys.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;

@@ -1,7 +1,7 @@
-# tandem_commit(<target>) defines const char* tandem::tool::commit() in a target. It is the commit of the sources:
+# tandem_commit(<target>) defines const char* tandem::tool::commit() in a target: the commit of the sources,
 # "4960c616b2a1", or "4960c616b2a1-dirty" if a file differs. Without git, an exported archive has it; else it is "unknown".
 #
-# This file is also the script that each build runs. It writes the source only if the commit has changed:
+# This file is also the script that each build runs. The source is written only if the commit has changed:
 #   cmake -DSOURCE=<top folder> -DOUTPUT=<file> [-DCOMMIT=<commit>] -P Commit.cmake
 set(TANDEM_COMMIT "" CACHE STRING "Commit that `tandem --version` prints; empty: git's")
 

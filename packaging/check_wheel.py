@@ -4,11 +4,11 @@
   packaging/check_wheel.py <wheel>... [--forbid <text that no file may contain, such as the build folder>]
   packaging/check_wheel.py --self-test    shows that each kind of violation is found, in a wheel that it writes
 
-It checks the name, the tag, the version (include/tandem/tandem.h), the size and RECORD. Each library is checked for its
-processor, needed libraries, run path, stack and exported symbols. Its undefined symbols are compared with the versions
+The name, the tag, the version (include/tandem/tandem.h), the size and RECORD are checked. Each library is checked for
+its processor, needed libraries, run path, stack and exported symbols. Undefined symbols are compared with the versions
 of glibc and with Python's stable ABI of 3.9.
 
-It needs readelf, and the package abi3info of packaging/requirements.txt.
+The script needs readelf, and the package abi3info of packaging/requirements.txt.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
   packaging/readme_snippets.py README.md...
 
-It needs a page with a snippet that computes `out`, and fails otherwise.
+The script needs a page with a snippet that computes `out`, and fails otherwise.
 """
 
 from __future__ import annotations

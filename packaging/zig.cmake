@@ -1,4 +1,4 @@
-# Compiles for an old C library with Zig. Its Python package contains Clang, libc++ and the symbols of each glibc.
+# Compiles for an old C library with Zig. The Python package `ziglang` contains Clang, libc++ and the symbols of each glibc.
 #   -DTANDEM_ZIG_TARGET=x86_64-linux-gnu.2.28 (or aarch64) -DTANDEM_ZIG_TOOLS=<folder of cc, c++, ar and ranlib>
 # packaging/build_wheels.py writes that folder. Libraries are stripped and contain no path of the building machine.
 set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TANDEM_ZIG_TARGET TANDEM_ZIG_TOOLS)

@@ -3,7 +3,7 @@
 
   scripts/compare_abi.py --headers <folder or commit>... [--libraries <older libtandem.so> <newer libtandem.so>]
 
---headers compiles include/tandem/tandem.h and the older header into libraries of empty functions with debug data. It
+--headers compiles include/tandem/tandem.h and the older header into libraries of empty functions with debug data, and
 compares functions, structs and enumerations. A folder contains tandem/tandem.h, as tests/unit/engine/frozen_0_1 does.
 New functions, enumerators and last fields of structs are left out first, because they are compatible (docs/abi.md).
 --libraries compares the exported symbols of two builds. The exit code is 1 for any other difference.

@@ -436,9 +436,9 @@ TANDEM_API tandem_status tandem_prepare_block_mask(tandem_context* context, cons
 
 /* ---- XLA: since 0.2 --------------------------------------------------------------------------------------------- */
 
-/* Handlers of XLA's foreign function interface (FFI), which JAX registers as targets of jax.ffi.ffi_call. They depend
- * on XLA's C structs alone, and on no version of jaxlib. The CUDA handlers run on XLA's stream, and XLA allocates their
- * workspace. Buffers are row-major. These attributes describe a call:
+/* Handlers of XLA's foreign function interface (FFI), which JAX registers as targets of jax.ffi.ffi_call. The handlers
+ * depend on XLA's C structs alone, and on no version of jaxlib. The CUDA handlers run on XLA's stream, and XLA
+ * allocates their workspace. Buffers are row-major. These attributes describe a call:
  *
  *   inputs, outputs  names of the buffers, in order, separated by commas: members of tandem_attention_args, "seed", and
  *                    "score_mod.NAME" or "mask_mod.NAME" for the tensors of an expression. The output

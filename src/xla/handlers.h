@@ -10,7 +10,7 @@
 
 namespace tandem::xla {
 
-// The contexts of the GPUs of a process, by XLA's device ordinals. They are never destroyed.
+// The contexts of the GPUs of a process, by XLA's device ordinals, never destroyed.
 class Gpus {
  public:
   virtual ~Gpus() = default;

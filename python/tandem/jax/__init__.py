@@ -258,7 +258,7 @@ def _seed_words(seed: Any) -> Any:
 
 
 def _expressions(mods: dict[str, Any], arrays: dict[str, Any]) -> tuple[Expression, ...]:
-    """The expressions of a call. Their arrays are added to `arrays`."""
+    """The expressions of a call. The arrays of the expressions are added to `arrays`."""
     made = []
     for argument, mod in mods.items():
         if mod is None:

@@ -102,8 +102,8 @@ const char* const kSettle =
     "0;\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\ntcgen05.fence::after_thread_sync;\n";
 
 // A kernel of one block or a pair fills shared memory from p0 and tensor memory from p1 (by columns). The end stores
-// tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block), at (shared memory), r0 to
-// r127, taddr and quad (taddr at the warp's lanes). The mbarriers bar and bar2 expect one arrival.
+// tensor memory to p2. The body has t (thread), warp, lane, p (thread 0 of the even block) and r0 to r127. Addresses
+// are at (shared memory), taddr and quad (taddr at the warp's lanes). The mbarriers bar and bar2 expect one arrival.
 BenchKernel kernel_of(const std::string& body, const std::vector<u32>& image, const std::vector<u32>& cells,
                       int group) {
   BenchKernel kernel;

@@ -109,6 +109,7 @@ def test_agrees_with_jax_nn():
         {"local_window_size": 4, "scale": 0.2},
         {"query_seq_lengths": used, "key_value_seq_lengths": used},
         {"bias": arrays(5, (1, 4, 17, 17))[0], "is_causal": True},
+        {"bias": arrays(5, (4, 1, 17))[0], "mask": np.tri(17, dtype=bool)},
     ):
 
         def run(f, own=options):

@@ -22,7 +22,6 @@ import time
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory too
 
 HEADS, HEADS_K, HEAD_DIM, TOKENS = 16, 4, 128, 16384
-ROUNDS, CALLS = 7, 10
 
 
 def parse() -> argparse.Namespace:
@@ -46,6 +45,7 @@ import tandem  # noqa: E402
 import tandem.jax  # noqa: E402
 
 DEVICE = "cpu" if arguments.cpu else "cuda"
+ROUNDS, CALLS = (1, 1) if arguments.cpu else (7, 10)
 
 
 def inputs(seqlen: int) -> list[np.ndarray]:
@@ -137,11 +137,10 @@ def case(seqlen: int, causal: bool) -> dict:
     line["right"] = check(seqlen, causal, numbers(results["tandem.jax"]), numbers(results["tandem.torch"]), raw)
     for pass_, which in (("forward", 0), ("forward and backward", 1)):
         rounds = {name: [] for name in functions}
-        for n in range(ROUNDS):
+        for _ in range(ROUNDS + 1):
             for name, (pair, own) in functions.items():
                 rounds[name].append(1e3 * seconds(pair[which], own))
-            if n == 0:
-                rounds = {name: [] for name in functions}  # a round to warm up
+        rounds = {name: x[1:] for name, x in rounds.items()}  # without the first round, which warms up
         line["milliseconds"][pass_] = {name: statistics.median(x) for name, x in rounds.items()}
         print(f"  {pass_}: " + ", ".join(f"{name} {statistics.median(x):.3f} ms" for name, x in rounds.items()))
     return line

@@ -214,8 +214,7 @@ def _bias_of(bias: Any, mask: Any) -> Any:
         if (x.dtype == jnp.bool_) != (name == "mask"):
             kind = "booleans: pass numbers as bias" if name == "mask" else "numbers: pass booleans as mask"
             raise TypeError(f"{name} ({x.dtype.name}) must be {kind}")
-        if x.ndim == 3:
-            arrays[name] = x[None]
+        arrays[name] = x.reshape((1,) * (4 - x.ndim) + x.shape)
     if len(arrays) == 2:
         return jnp.where(arrays["mask"], arrays["bias"], -jnp.inf)
     return next(iter(arrays.values()), None)

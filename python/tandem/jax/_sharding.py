@@ -83,11 +83,14 @@ def _axes_of(operation: Operation, mesh: Any, q: Any, heads_k: int) -> dict[str,
     """The mesh axes of each role, from the sharding of q."""
     spec = (*q.sharding.spec, *(None,) * (len(q.shape) - len(q.sharding.spec)))
     free = _free(operation)
-    batch = spec[0] if operation.is_dense and "b" in free else None
-    heads = spec[-2] if "n" in free else None
-    count = math.prod(mesh.shape[axis] for axis in _names(heads))
-    if heads_k != 1 and heads_k % count != 0:
-        heads = None
+
+    def dividing(axes: Any, *sizes: int) -> Any:
+        """The axes, or None where they do not divide the sizes: XLA would pad shards with elements of any value."""
+        count = math.prod(mesh.shape[axis] for axis in _names(axes))
+        return axes if all(size % count == 0 for size in sizes) else None
+
+    batch = dividing(spec[0], q.shape[0]) if "b" in free else None
+    heads = dividing(spec[-2], q.shape[-2], *([heads_k] if heads_k != 1 else [])) if "n" in free else None
     return {"b": batch, "n": heads, "k": heads if heads_k != 1 else None, ".": None}
 
 

@@ -74,7 +74,7 @@ def attention(
     is_causal : query i sees no key beyond position i + offset. alignment defines offset.
     query_seq_lengths, key_value_seq_lengths : (batch) int32, used rows. Rows beyond them give 0.
     local_window_size : (left, right) or one number for both; None is unbounded.
-    return_residual : also return the logarithm of each softmax's sum, (batch, seqlen_q, heads_q) float32. It has
+    return_residual : also return the logarithm of each softmax's sum, (batch, seqlen_q, heads_q) float32, which has
         gradients.
     alignment : "top_left": offset is 0, as in jax.nn. "bottom_right": offset is seqlen_k - seqlen_q.
     diagonal_offset : the offset itself, an integer or int32 (batch).

@@ -1,5 +1,5 @@
-// exp2 on Highway's portable target with vectors of 128 bits. Newer compilers choose this target for the generic kernels
-// of x86-64, and older ones choose the scalar target.
+// exp2 on Highway's portable target with vectors of 128 bits. Newer compilers choose this target for the generic
+// kernels of x86-64, and older ones choose the scalar target.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -50,16 +50,16 @@ struct Probabilities {
 
 // A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention has no such
 // error if one key dominates the row. In a broad row, whose lse is near log(keys), the sums over many rows hide the
-// error. rows: query rows that share the keys.
+// error.
 template <int Degree>
-inline bool is_lse_too_short(float lse, int64_t keys, int64_t rows) {
+inline bool is_lse_too_short(const Piece& piece, const PanelRows& rows, int lane) {
   constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
   constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
   constexpr int64_t kManyRows = 256;
-  const float magnitude = lse < 0 ? -lse : lse;
+  const float lse = lse_of(piece, rows, lane), magnitude = lse < 0 ? -lse : lse;
   if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return false;
-  if (lse < 0 || lse >= kBroadMax || rows < kManyRows) return true;
-  return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys);
+  if (lse < 0 || lse >= kBroadMax || piece.sequence.q_len * piece.heads < kManyRows) return true;
+  return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(rows.key_end[lane] - rows.key_begin[lane]);
 }
 
 // The largest score and the sum of each lane so far; the maximum is followed exactly.

@@ -4,7 +4,7 @@
 // these lists, because they may hold any values. The roles of the kernel iterate over a tile's list instead of a range
 // of n_blocks. A tile without visible keys has one iteration, which hides all scores.
 #pragma once
-#include "config/block_mask.h"
+#include "config/forward_addresses.h"
 #include "device/coords.cuh"
 #include "device/mod_functions.cuh"
 #include "device/row.cuh"
@@ -25,8 +25,7 @@ template <auto T>
 TANDEM_DEVICE int* steps_of(const ForwardParams& params, const TileCoords& tile) {
   const auto& p = static_cast<const BlockMaskedForwardParams&>(params);
   const int batch = p.blocks.batch > 1 ? tile.batch : 0, head = p.blocks.heads > 1 ? tile.head : 0;
-  return p.blocks.steps +
-         (static_cast<i64>(batch * p.blocks.heads + head) * p.blocks.m_blocks + tile.m_block) * p.blocks.list_words;
+  return p.blocks.steps + tile_list_at(p.blocks, batch, head, tile.m_block);
 }
 
 // Evaluates the mask_mod for a row's keys in a partial block.
@@ -216,5 +215,5 @@ TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
     place += __syncthreads_count(count > own ||
                                  (count == own && (T.options.bounded_right ? other > m_block : other < m_block)));
   }
-  if (threadIdx.x == 0) p.blocks.order[static_cast<i64>(list) * m_blocks + place] = m_block;
+  if (threadIdx.x == 0) p.blocks.order[tile_order_at(p.blocks, list, place)] = m_block;
 }

@@ -1,5 +1,6 @@
 // 16 bytes of a row, the amount that one thread moves at once.
 #pragma once
+#include "config/forward_addresses.h"
 #include "device/coords.cuh"
 
 struct alignas(16) Chunk {
@@ -31,9 +32,8 @@ TANDEM_DEVICE void store_rows(const ForwardParams& p, const TileCoords& t, const
   for (int i = threadIdx.x % 128; i < box.count * chunks; i += 128) {
     const int row = i / chunks, chunk = i % chunks, at = box.first_row + row;
     const int swizzled = chunk / 8 * kRows * 8 + row * 8 + ((chunk & 7) ^ (row & 7));
-    const i64 element = t.batch * p.out_batch + (t.q_begin + (at >> pack_shift)) * p.out_row +
-                        ((t.head << pack_shift) + (at & (p.pack_gqa - 1))) * p.out_head + box.column0 +
-                        chunk * kElements;
+    const i64 element = out_row_at(p, t, at >> pack_shift, (t.head << pack_shift) + (at & (p.pack_gqa - 1))) +
+                        box.column0 + chunk * kElements;
     char* const to = static_cast<char*>(p.out_data) + element * kElementBytes;
     *reinterpret_cast<Chunk*>(to) = reinterpret_cast<const Chunk*>(from)[swizzled];
   }

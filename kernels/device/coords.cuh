@@ -1,89 +1,24 @@
 // The coordinates of a forward tile: its rows, its sequence, and the n_blocks that its rows see.
 #pragma once
-#include "config/forward.h"
-#include "config/score_options.h"
-#include "config/visible_range.h"
+#include "config/coords.h"
 #include "ptx/base.cuh"
-
-// Rows [m_block * T.tile_m(), ...) of a sequence and of pack_gqa heads. Row r is query r / pack_gqa of head head *
-// pack_gqa + r % pack_gqa.
-struct TileCoords {
-  int m_block, head;
-  int sequence, batch;   // batch: index in the tensors, 0 if packed
-  int q_begin, k_begin;  // first rows of the sequence in packed tensors
-  int q_rows;            // rows in memory; rows from q_len on are unused
-  int q_len, k_len;      // the used lengths
-};
 
 TANDEM_DEVICE int log2_of(int power_of_two) { return 31 - __clz(power_of_two); }
 
-// The n-th work tile: groups of heads, in each group ordered by tile. m_blocks: the number per head.
-struct TileIndex {
-  int m_block, head;  // head: index over the batch
-};
-TANDEM_DEVICE TileIndex tile_index_at(const ForwardParams& p, int n, int m_blocks, int heads) {
-  const int per_group = p.l2_heads * m_blocks, group = n / per_group, rest = n - group * per_group;
-  const int width = min(heads - group * p.l2_heads, p.l2_heads);
-  return {rest / width, group * p.l2_heads + rest % width};
-}
-
-// Dense: the longest tiles come first. Sequences that share a bias follow each other, so that the bias stays in the L2
-// cache.
 template <auto T>
 TANDEM_DEVICE TileCoords dense_coords(const ForwardParams& p, int n) {
-  const int heads = p.heads_q >> log2_of(p.pack_gqa);
-  const TileIndex index = tile_index_at(p, n, p.m_blocks, p.batch * heads);
-  int batch = index.head / heads, head = index.head % heads;
-  if constexpr (T.options.bias != Bias::none) {
-    if (p.bias_batch == 0) batch = index.head % p.batch, head = index.head / p.batch;
-  }
-  int m_block = T.options.bounded_right ? p.m_blocks - 1 - index.m_block : index.m_block;
-  if constexpr (T.options.block_mask)
-    m_block = p.tile_order[static_cast<i64>(batch) * p.order_batch + head * p.order_head + index.m_block];
-  return {m_block, head, batch, batch, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k};
+  return dense_coords(constant<T>, p, p.heads_q >> log2_of(p.pack_gqa), n);
 }
 
-// Reads a length on the device and clamps it, so that any value stays within the tensors.
-TANDEM_DEVICE int index_at(const int* values, int stride, int i) { return values[static_cast<i64>(i) * stride]; }
-TANDEM_DEVICE int clamp(int x, int low, int high) { return min(max(x, low), high); }
-
-// The offset of a sequence plus the common offset, clamped to +-2^29.
-TANDEM_DEVICE int explicit_diagonal(const ForwardParams& p, int sequence) {
-  constexpr i64 kFar = i64{1} << 29;
-  i64 offset = p.diagonal_offset;
-  if (p.diagonal_offsets) offset += index_at(p.diagonal_offsets, p.diagonal_offsets_stride, sequence);
-  return static_cast<int>(min(max(offset, -kFar), kFar));
-}
-
-TANDEM_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence) {
-  TileCoords t{0, 0, sequence, sequence, 0, 0, p.seqlen_q, 0, p.seqlen_k};
-  if (p.cu_seqlens_q) {
-    t.batch = 0;
-    t.q_begin = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, sequence), 0, p.total_q);
-    t.q_rows = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, sequence + 1), t.q_begin, p.total_q) - t.q_begin;
-  }
-  if (p.cu_seqlens_k) {
-    t.k_begin = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence), 0, p.total_k);
-    t.k_len = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence + 1), t.k_begin, p.total_k) - t.k_begin;
-  }
-  t.q_len = t.q_rows;
-  if (p.seqused_q) t.q_len = clamp(index_at(p.seqused_q, p.seqused_q_stride, sequence), 0, t.q_len);
-  if (p.seqused_k) t.k_len = clamp(index_at(p.seqused_k, p.seqused_k_stride, sequence), 0, t.k_len);
-  return t;
-}
-
-// Key j is at distance i + diagonal - j from query i. The diagonal is loaded where it is used, so that kernels without
-// a diagonal do not keep it in a register.
 template <auto T>
 TANDEM_DEVICE int diagonal_of(const ForwardParams& p, const TileCoords& t) {
-  if (p.bottom_right) return t.k_len - t.q_len;
-  return T.options.varlen ? explicit_diagonal(p, t.sequence) : static_cast<int>(p.diagonal_offset);
+  return diagonal_of(constant<T>, p, t);
 }
 
 template <auto T>
 TANDEM_DEVICE Band<T.options.bounded_left, T.options.bounded_right> band_of(const ForwardParams& p,
                                                                             const TileCoords& t) {
-  return {diagonal_of<T>(p, t), p.window_left, p.window_right, t.q_len, t.k_len};
+  return band_of<T.options.bounded_left, T.options.bounded_right>(constant<T>, p, t);
 }
 
 // The n_blocks that some row of a tile sees, visited from the last to the first. The n_blocks that every row sees
@@ -112,17 +47,13 @@ TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords
   return n_block_range<T>(p, t, t.m_block * T.tile_m(), T.tile_m());
 }
 
-// Splits of the keys: the work tiles of a tile follow each other, one for each split. Splits begin at fixed keys, so
-// that the same keys are added in the same order for every batch.
 template <auto T>
 TANDEM_DEVICE int tile_of_work(const ForwardParams& p, int work) {
-  if constexpr (T.split_keys) return work / p.split.count;
-  return work;
+  return tile_of_work(constant<T>, p, work);
 }
 template <auto T>
 TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
-  if constexpr (T.split_keys) return work % p.split.count;
-  return 0;
+  return split_of_work(constant<T>, p, work);
 }
 
 // The n_blocks of a range that belong to a split. If no n_block does, the split's first one remains. The
@@ -144,11 +75,10 @@ TANDEM_DEVICE NBlockRange work_n_blocks(const ForwardParams& p, const TileCoords
   return in_split<T>(p, n_block_range<T>(p, tile), work);
 }
 
-// The coordinates by which a split's results are stored.
+// The coordinates by which a work tile's results are stored.
 template <auto T>
-TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, TileCoords tile, int work) {
-  if constexpr (T.split_keys) tile.batch += split_of_work<T>(p, work) * p.split.batches;
-  return tile;
+TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, const TileCoords& tile, int work) {
+  return split_coords(constant<T>, p, tile, split_of_work<T>(p, work));
 }
 
 // The n-th work tile. listed: tiles of one head in the list of a varlen problem.

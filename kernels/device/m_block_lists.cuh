@@ -5,6 +5,7 @@
 // m_block in consecutive iterations (see spt). An n_block that all m_blocks see, such as the first keys, comes last and
 // waits for no other.
 #pragma once
+#include "config/backward_addresses.h"
 #include "device/block_mask.cuh"
 #include "device/sequence.cuh"
 
@@ -36,7 +37,7 @@ TANDEM_DEVICE void mark_n_blocks(const BlockMaskedBackwardParams& p) {
   const KeyRange seen = band_of<T>(p, tile).visible_keys(row, last);
   const int first_seen = max(0, seen.begin) / kKeys,
             seen_end = last < row ? 0 : (min(seen.end, tile.k_len) + kKeys - 1) / kKeys;
-  int* const table = p.table + static_cast<i64>(blockIdx.x) * p.n_blocks;
+  int* const table = p.table + table_row_at(p, blockIdx.x);
   int before = 0;
 #pragma unroll 1
   for (int end = p.n_blocks * T.ctas(); end > 0; end -= kChunk) {
@@ -69,7 +70,7 @@ TANDEM_DEVICE void list_m_blocks(const BlockMaskedBackwardParams& p) {
   const int tile = blockIdx.x / p.n_blocks, n_block = static_cast<int>(blockIdx.x) - tile * p.n_blocks;
   const int sequence = tile / p.heads_k, head_k = tile - sequence * p.heads_k, group = p.heads_q / p.heads_k;
   const SequenceCoords s = sequence_coords<T>(p, sequence);
-  int* const steps = p.blocks.steps + static_cast<i64>(blockIdx.x) * p.blocks.list_words;
+  int* const steps = p.blocks.steps + m_block_list_at(p.blocks, blockIdx.x);
   int total = 0;
 #pragma unroll 1
   for (int first = 0; first < group * p.sequence_m_blocks; first += kListBlocksThreads) {

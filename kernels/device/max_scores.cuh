@@ -86,7 +86,7 @@ struct MaxScoresOfWarp {
       float x = max_or_nan(largest[i], __shfl_xor_sync(~0u, largest[i], 1));
       x = max_or_nan(x, __shfl_xor_sync(~0u, x, 2));
       if (lane % 4 != 0 || rows[i].query >= tile.q_rows) continue;
-      m.data[tile.batch * m.batch + rows[i].head * m.head + (tile.q_begin + rows[i].query) * m.row] = kLn2 * x;
+      m.data[max_scores_at(m, tile, rows[i].query, rows[i].head)] = kLn2 * x;
     }
   }
 };

@@ -1,5 +1,6 @@
 // A row of a tile: its query and head, and its final sum.
 #pragma once
+#include "config/forward_addresses.h"
 #include "device/coords.cuh"
 #include "ptx/warp.cuh"
 
@@ -54,5 +55,5 @@ TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool
 
 // Stores lse if the caller wants it.
 TANDEM_DEVICE void store_lse(const ForwardParams& p, const TileCoords& t, const Row& row, float lse) {
-  p.lse[t.batch * p.lse_batch + row.head * p.lse_head + (t.q_begin + row.query) * p.lse_row] = lse;
+  p.lse[lse_at(p, t, row.query, row.head)] = lse;
 }

@@ -27,11 +27,7 @@ struct PostprocessDq {
 
   TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, const PostprocessAt& at,
                               int first)
-      : p(params),
-        s(sequence),
-        m_block(at.m_block),
-        begin(first),
-        base(s.batch * p.dq_batch + s.q_begin * p.dq_row + at.head * p.dq_head) {
+      : p(params), s(sequence), m_block(at.m_block), begin(first), base(dq_row_at(p, s.batch, s.q_begin, at.head)) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(at.block) * T.dq_floats() +
                                                                threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
                                begin / 2 * kThreads + threadIdx.x % kThreads;
@@ -88,7 +84,7 @@ struct PostprocessDq {
 // from zero.
 template <auto T>
 TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
-  const int* const semaphores = p.dq_semaphore + T.dq_semaphores() * block;
+  const int* const semaphores = p.dq_semaphore + dq_semaphore_at(constant<T>, block, 0);
   if constexpr (T.options.block_mask) {
     grid_dependency_wait();
     return *semaphores == 0;
@@ -146,7 +142,7 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   const float scale = of_k ? p.scale : T.options.dropout ? p.dropout.scale : 1;
   void* const to = of_k ? p.dk_data : p.dv_data;
   const i64 row = of_k ? p.dk_row : p.dv_row;
-  const i64 base = s.batch * (of_k ? p.dk_batch : p.dv_batch) + s.k_begin * row + head * (of_k ? p.dk_head : p.dv_head);
+  const i64 base = dkv_row_at(p, of_k, s.batch, s.k_begin, head);
 #pragma unroll
   for (int r = 0; r < T.kSumFloats; r += 2) {
     const GradientPair at = T.dkv_pair(threadIdx.x, (first + r) / 2, columns);

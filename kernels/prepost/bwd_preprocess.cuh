@@ -52,14 +52,14 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
-  if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[T.dq_semaphores() * block + threadIdx.x] = 0;
-  if (threadIdx.x < 3 && block == 0) p.counter[threadIdx.x] = 0;
+  if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[dq_semaphore_at(constant<T>, block, threadIdx.x)] = 0;
+  if (threadIdx.x < kBackwardCounters && block == 0) p.counter[threadIdx.x] = 0;
   if constexpr (split_q_heads<T>()) {
     for (int i = block * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;
          i += gridDim.x * T.kPreprocessThreads)
       p.dkv_semaphore[i] = 0;
   }
-  float* const lse_delta = p.lse_delta + static_cast<i64>(block) * (2 * T.tile_m);
+  float* const lse_delta = p.lse_delta + lse_delta_at(constant<T>, block);
   const int lane = threadIdx.x % kLanes;
   auto make = [&](int row) {
     const int query = m_block * T.tile_m + row;
@@ -76,8 +76,7 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
       }
       if (p.dout_rounded) {
         const Chunk chunk = rounded<T>(dout);
-        const i64 row_at = (s.batch * static_cast<i64>(p.seqlen_q) + at) * p.heads_q + head;
-        reinterpret_cast<Chunk*>(p.dout_rounded)[row_at * (p.head_dim_v / 8) + lane] = chunk;
+        reinterpret_cast<Chunk*>(p.dout_rounded)[rounded_dout_at(p, s, at, head, lane)] = chunk;
         dout = unpack<T>(chunk);
       }
       sum = dot(out, dout);

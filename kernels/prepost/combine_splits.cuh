@@ -4,6 +4,7 @@
 // A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
 // split. A split whose lse is -infinity has no visible keys, and its out is not read.
 #pragma once
+#include "config/forward_addresses.h"
 #include "device/chunk.cuh"
 #include "device/pack.cuh"
 #include "device/row.cuh"
@@ -70,18 +71,16 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   const i64 own = static_cast<i64>(blockIdx.x) * rows_of_block + threadIdx.x / split.lanes;
   grid_dependency_wait();
   if (own >= all) return;
-  const int head = static_cast<int>(own % p.heads_q);
-  const i64 at = own / p.heads_q;
-  const int row = static_cast<int>(at % rows), batch = static_cast<int>(at / rows);
-  if (!has_sequence<T>(p, row)) return;
-  const SplitLse lse{p.lse + batch * p.lse_batch + row * p.lse_row + head * p.lse_head, split.batches * p.lse_batch,
-                     split.count};
+  const SplitRow at(own, rows, p.heads_q);
+  if (!has_sequence<T>(p, static_cast<int>(at.row))) return;
+  const SplitLse lse{p.lse + at.batch * p.lse_batch + at.row * p.lse_row + at.head * p.lse_head,
+                     split.batches * p.lse_batch, split.count};
   const float largest = lse.largest();
   const bool sees = !(largest == -kInfinity);  // true for NaN
   const float sum = sees ? lse.sum_exp(largest) : 0, inverse = sees ? 1 / sum : 0;
   const float* const from =
-      static_cast<const float*>(p.out_data) + batch * p.out_batch + row * p.out_row + head * p.out_head;
-  const i64 to = batch * split.out_batch + row * split.out_row + head * split.out_head;
+      static_cast<const float*>(p.out_data) + at.batch * p.out_batch + at.row * p.out_row + at.head * p.out_head;
+  const i64 to = combined_out_at(split, at);
 #pragma unroll 1
   for (int column = lane * kCombineColumns; column < p.head_dim_v; column += split.lanes * kCombineColumns) {
     float out[kCombineColumns] = {};
@@ -95,7 +94,5 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
     }
     store_columns<T>(split, to + column, out);
   }
-  if (split.lse && lane == 0)
-    split.lse[batch * split.lse_batch + row * split.lse_row + head * split.lse_head] =
-        sees ? largest + logf(sum) : -kInfinity;
+  if (split.lse && lane == 0) split.lse[combined_lse_at(split, at)] = sees ? largest + logf(sum) : -kInfinity;
 }

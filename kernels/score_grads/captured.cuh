@@ -218,14 +218,9 @@ TANDEM_DEVICE void postprocess_captured(const ModifiedBackwardParams& p) {
 #pragma unroll 1
   for (int n = 0; n < kModTensors; ++n) {
     const CapturedTensor& to = p.captured.tensors[n];
-    i64 rest = cell - to.first, at = 0;
+    const i64 rest = cell - to.first;
     if (to.first < 0 || rest < 0 || rest >= to.count) continue;
-#pragma unroll
-    for (int i = kModRank - 1; i >= 0; --i) {
-      const int size = p.mods.score.tensors[n].size[i];
-      at += rest % size * to.stride[i];
-      rest /= size;
-    }
+    const i64 at = captured_element_at(p.mods.score.tensors[n], to, rest);
     const double x = exact_sum(p.captured, cell);
     switch (to.element) {
       case ModElement::f64: return store_captured<ModElement::f64>(to.gradient, at, x, p.accumulate);

@@ -2,6 +2,7 @@
 // scores all read the same element. With constant derivatives it adds the sum of dS (T.captured_per_tile: ranges select
 // these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
 #pragma once
+#include "config/backward_addresses.h"
 #include "device/mod_range.cuh"
 #include "device/sequence.cuh"
 #include "ptx/global.cuh"
@@ -14,17 +15,17 @@ TANDEM_DEVICE void add_exactly(const CapturedParams& p, i64 cell, float x) {
   const int exponent = bits >> 23 & 0xff;
   u64* const words = p.words + cell;
   if (exponent == 0xff) {
-    global_or(words + kDigits * p.cells, x != x ? kSumNan : x > 0 ? kSumPlus : kSumMinus);
+    global_or(words + captured_word_at(p, kDigits, 0), x != x ? kSumNan : x > 0 ? kSumPlus : kSumMinus);
     return;
   }
   const int lowest = max(exponent, 1) - 1;  // lowest mantissa bit: 2^lowest times the least number
   const u64 mantissa = (bits & 0x7fffff) | (exponent > 0 ? 0x800000 : 0);
   const u64 shifted = mantissa << lowest % kDigitBits;
   const u64 low = shifted & ((1 << kDigitBits) - 1), high = shifted >> kDigitBits;
-  u64* const to = words + lowest / kDigitBits * p.cells;
+  u64* const to = words + captured_word_at(p, lowest / kDigitBits, 0);
   const bool negative = static_cast<int>(bits) < 0;
   if (low != 0) global_add(to, negative ? 0 - low : low);
-  if (high != 0) global_add(to + p.cells, negative ? 0 - high : high);
+  if (high != 0) global_add(to + captured_word_at(p, 1, 0), negative ? 0 - high : high);
 }
 
 // Sums the terms of an element that all scores of a tile read: first per thread, then per warp.

@@ -67,12 +67,11 @@ struct DbiasPart {
         for (int key = 1; key < kKeys; ++key) sums[query][0] += sums[query][key];
       __syncthreads();
     }
-    const i64 base = batches.begin * p.dbias_batch + heads.begin * p.dbias_head;
     for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
       const int query = m_blocks.begin * T.tile_m + i / columns, key = key_blocks.begin * kKeys + i % columns;
       if (query >= p.dbias_rows || key >= p.dbias_columns) continue;
-      store_element<T>(p.dbias, base + query * p.dbias_row + key * p.dbias_column, sums[i / columns][i % columns],
-                       p.dbias_is_f32, p.accumulate);
+      const i64 at = dbias_at(p, batches.begin, heads.begin, query, key);
+      store_element<T>(p.dbias, at, sums[i / columns][i % columns], p.dbias_is_f32, p.accumulate);
     }
   }
 };

@@ -438,7 +438,7 @@ struct Backward {
       float sums_of_outputs[kPanel];
       sum_outputs(piece, rows, sums_of_outputs, s);
       for (int l = 0; l < rows.count; ++l) {
-        const bool needed = is_lse_too_short<Degree>(lse_of(piece, rows, l), rows.key_end[l] - rows.key_begin[l]);
+        const bool needed = is_lse_too_short<Degree>(piece, rows, l);
         const float delta = sums_of_outputs[l] - (p.dlse.present ? *value_of(p.dlse, piece, rows, l) : 0);
         terms_of(terms, rows, l) = {delta, 0, needed ? 1.0f : 0.0f, 0};
         wanted[i] |= needed;

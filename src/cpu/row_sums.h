@@ -49,16 +49,17 @@ struct Probabilities {
 };
 
 // A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention has no such
-// error if one key dominates the row. In a broad row, whose lse is near log(keys), the rounding of the scores hides the
+// error if one key dominates the row. In a broad row, whose lse is near log(keys), the sums over many rows hide the
 // error.
 template <int Degree>
-inline bool is_lse_too_short(float lse, int64_t keys) {
+inline bool is_lse_too_short(const Piece& piece, const PanelRows& rows, int lane) {
   constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
   constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
-  const float magnitude = lse < 0 ? -lse : lse;
+  constexpr int64_t kManyRows = 256;
+  const float lse = lse_of(piece, rows, lane), magnitude = lse < 0 ? -lse : lse;
   if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return false;
-  if (lse < 0 || lse >= kBroadMax) return true;
-  return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys);
+  if (lse < 0 || lse >= kBroadMax || piece.sequence.q_len * piece.heads < kManyRows) return true;
+  return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(rows.key_end[lane] - rows.key_begin[lane]);
 }
 
 // The largest score and the sum of each lane so far. The maximum is exact.

@@ -69,6 +69,26 @@ TEST(CpuLargeScores, SinkAmongThem) {
   }
 }
 
+// Equal scores: a float32 lse rounds log(keys), by 8 half units for 3100 keys. Standard attention makes at most two
+// roundings of float32, for 1 / n and for the product. Twice as much is allowed.
+TEST(CpuLargeScores, FewBroadRows) {
+  for (const int keys : {8, 100, 1500, 3100, 3625}) {
+    Instance in(
+        from_flags("--dtype f32 --values integer --gradients v --batch 1 --heads-q 1 --heads-k 1 --seqlen-q 1 "
+                   "--head-dim 16 --head-dim-v 16 --seqlen-k " +
+                   std::to_string(keys)));
+    Outputs results = in.outputs(TANDEM_FORWARD);
+    cpu_engine(2).run(in.problem(TANDEM_FORWARD, &results));
+    in.give_results(&results);
+    Outputs gradients = in.outputs(TANDEM_BACKWARD);
+    cpu_engine(2).run(in.problem(TANDEM_BACKWARD, &gradients));
+    for (int64_t n = 0; n < gradients.dv.size(); ++n) {
+      const double reference = in.dout.get(n % 16) / keys;
+      ASSERT_LE(std::fabs(gradients.dv.get(n) - reference), std::fabs(reference) * 0x1p-22) << keys << " keys";
+    }
+  }
+}
+
 // The probability of a dominant key must be 1 on every path of the engine: streamed, transposed, tiled, split.
 TEST(CpuLargeScores, RowsThatOneKeyTakes) {
   for (const char* shape :

@@ -87,6 +87,9 @@ TEST(KernelsSchedules, ChunksOfDs) {
       {"--seqlen-q 190 --seqlen-k 200 --heads-q 4 --heads-k 2 --left 60 --causal 1", 7, 2, 1},
       {"--seqlen-q 150 --seqlen-k 150 --heads-q 4 --heads-k 2 --causal 1 --float32 g --accumulate 1 --batch 2", 6, 4,
        2},
+      {"--seqlen-q 70 --seqlen-k 130 --heads-q 4 --heads-k 2 --causal 1 --batch 2 --bias f32 --bias-shape 1hij", 4, 4,
+       2},
+      {"--seqlen-q 70 --seqlen-k 200 --heads-q 3 --heads-k 3 --batch 2 --bias same --bias-shape 11ij", 8, 3, 1},
   };
   for (const auto& c : cases) {
     const plan::Tuning tuning = with_schedule(Schedule::ds_gmem, c.chunk_tiles);

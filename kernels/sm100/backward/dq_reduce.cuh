@@ -35,9 +35,9 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
         fence_proxy_async_global();
       }
       if (before == 0) {
-        bulk_store(sums + column * T.tile_m, s.dq[place.index], sizeof s.dq[0]);
+        bulk_store(sums + dq_column_at(constant<T>, column), s.dq[place.index], sizeof s.dq[0]);
       } else {
-        bulk_add(sums + column * T.tile_m, s.dq[place.index], sizeof s.dq[0]);
+        bulk_add(sums + dq_column_at(constant<T>, column), s.dq[place.index], sizeof s.dq[0]);
       }
       tma_store_commit();
     }
@@ -64,8 +64,8 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
   auto add = [&](const SequenceCoords& sequence, const MBlockIterator<T>& step, const NBlockWork& tile) {
     const i64 at = m_block_at(p, sequence, step.head, step.m_block);
     const int before = count_n_blocks_before<T>(p, sequence, step, tile);
-    float* const sums = p.dq_accum + at * T.dq_floats() + cta_rank<T>() * (T.dq_floats() / T.ctas());
-    int* const semaphore = p.dq_semaphore + at;
+    float* const sums = dq_of_cta(constant<T>, p, at, cta_rank<T>());
+    int* const semaphore = p.dq_semaphore + dq_semaphore_at(constant<T>, at, 0);
 #pragma unroll
     for (int piece = 0; piece < T.dq_pieces(); ++piece) {
       mbarrier_wait(&s.dq_ready[piece], steps & 1);

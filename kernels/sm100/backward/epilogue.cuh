@@ -129,12 +129,11 @@ TANDEM_DEVICE void store_tile(const BackwardParams& p, SharedStorage<T>& s, int 
   };
   if (T.makes_dv() && p.has_dv) {
     store({T.tmem_dv(), T.head_dim_v, staging_of_dv(s), &p.dv, p.dv_data, p.dv_is_f32 != 0,
-           batch * p.dv_batch + tile.head_k * p.dv_head, p.dv_row, p.head_dim_v,
-           T.options.dropout ? p.dropout.scale : 1});
+           dkv_head_at(p, false, batch, tile.head_k), p.dv_row, p.head_dim_v, T.options.dropout ? p.dropout.scale : 1});
   }
   if (T.makes_dk() && p.has_dk) {
-    store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0,
-           batch * p.dk_batch + tile.head_k * p.dk_head, p.dk_row, p.head_dim, p.scale});
+    store({T.tmem_dk(), T.head_dim, s.k, &p.dk, p.dk_data, p.dk_is_f32 != 0, dkv_head_at(p, true, batch, tile.head_k),
+           p.dk_row, p.head_dim, p.scale});
   }
   tcgen05_fence_before();
 }

@@ -10,7 +10,7 @@
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void signal_dq_rows(const BackwardParams& p, SharedStorage<T>& s, int part,
                                   const SequenceCoords& sequence, int head, int m_block) {
-  const i64 first = m_block * T.tile_m, at = sequence.batch * p.dq_batch + head * p.dq_head + first * p.dq_row;
+  const i64 first = m_block * T.tile_m, at = dq_row_at(p, sequence.batch, first, head);
   s.dq_to[part] = reinterpret_cast<float4*>(static_cast<u16*>(p.dq) + at);
   s.dq_is_first_or_rows[part] = p.dq ? sequence.q_len - static_cast<int>(first) : 0;
 }
@@ -40,7 +40,7 @@ TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>&
         const u32 parity = step / T.dq_threads() & 1;
         const i64 at = m_block_at(p, sequence, steps.head, steps.m_block);
         const int of_all = cta_rank<T>() * T.dq_parts() + part;
-        int* const semaphore = p.dq_semaphore + T.dq_semaphores() * at + of_all;
+        int* const semaphore = p.dq_semaphore + dq_semaphore_at(constant<T>, at, of_all);
         if constexpr (T.single_n_block) {
           signal_dq_rows(p, s, part, sequence, steps.head, steps.m_block);
           mbarrier_arrive(&s.dq_slot_free[part]);
@@ -48,7 +48,7 @@ TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>&
           continue;
         }
         const int before = count_n_blocks_before<T>(p, sequence, steps, tile);
-        float* const sums = p.dq_accum + at * T.dq_floats() + of_all * T.dq_part_floats();
+        float* const sums = p.dq_accum + dq_sums_at(constant<T>, at) + dq_part_at(constant<T>, of_all);
         if constexpr (!T.staged()) {
           s.dq_to[part] = reinterpret_cast<float4*>(sums);
           s.dq_is_first_or_rows[part] = before == 0;

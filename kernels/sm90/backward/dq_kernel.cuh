@@ -114,8 +114,8 @@ TANDEM_DEVICE void store_or_accumulate_dq(const DqTile<T>& tile, const DqSum<T>&
   const BackwardParams& p = tile.p;
   const SequenceCoords& sequence = tile.sequence;
   const i64 at = m_block_at(p, sequence, tile.head, m_block);
-  float4* const sums = reinterpret_cast<float4*>(p.dq_accum + at * T.dq_floats());
-  int* const semaphore = p.dq_semaphore + at;
+  float4* const sums = reinterpret_cast<float4*>(p.dq_accum + dq_sums_at(constant<T>, at));
+  int* const semaphore = p.dq_semaphore + dq_semaphore_at(constant<T>, at, 0);
   if (warp_any(sum.before > 0)) {
     if (threadIdx.x % 128 == 0) {
       while (load_acquire(semaphore) < sum.before) {
@@ -135,7 +135,7 @@ TANDEM_DEVICE void store_or_accumulate_dq(const DqTile<T>& tile, const DqSum<T>&
     return;
   }
   const int first = m_block * T.tile_m, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const i64 base = sequence.batch * p.dq_batch + (sequence.q_begin + first) * p.dq_row + tile.head * p.dq_head;
+  const i64 base = dq_row_at(p, sequence.batch, sequence.q_begin + first, tile.head);
   const GradientRows to{
       p.dq, base, p.dq_row, sequence.q_rows - first, sequence.q_len - first, p.head_dim, p.dq_is_f32 != 0};
   if (dq_has_chunks(p)) {

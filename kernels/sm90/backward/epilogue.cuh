@@ -63,7 +63,7 @@ TANDEM_DEVICE void add_in_turn(int* semaphore, int turn, int barrier, float4* to
   if (turn == 0) {
     store_sums(to, part, sums);
   } else {
-    to += part * (n / 4 * 128) + threadIdx.x % 128;
+    to += fragment_at(n, 128, part, threadIdx.x);
 #pragma unroll
     for (int r = 0; r < n; r += 4)
       global_add(to + r / 4 * 128, make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]));
@@ -97,24 +97,21 @@ struct KeyEpilogue {
   TANDEM_DEVICE void store(const float (&sums)[n]) const {
     if (!(of_k ? p.has_dk : p.has_dv)) return;
     if constexpr (T.m_split) {
-      const i64 block = (static_cast<i64>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * T.ctas()) +
-                        tile.n_block * T.ctas() + cta_rank<T>();
-      const i64 place = T.split_q_heads ? block : block * p.m_splits + tile.m_split_idx;
-      float* const of_block = p.dkv_accum + place * T.dkv_floats() + (of_k ? 0 : T.cta_keys() * T.head_dim);
+      const i64 block = dkv_block_at(constant<T>, p, tile, cta_rank<T>());
+      float* const of_block =
+          p.dkv_accum + dkv_sums_at(constant<T>, p, block, tile.m_split_idx) + dkv_part_at(constant<T>, of_k);
       auto* const to = reinterpret_cast<float4*>(of_block);
       if constexpr (T.split_q_heads) {
-        int* const semaphore = p.dkv_semaphore + block * T.dkv_semaphores() + 2 * part + of_k;
+        int* const semaphore = p.dkv_semaphore + dkv_semaphores_at(constant<T>, block) + dkv_semaphore_at(part, of_k);
         add_in_turn(semaphore, tile.m_split_idx, kBarOwnWarpgroup + index, to, part, sums);
       } else {
         store_sums(to, part, sums);
       }
     } else {
       const int batch = T.options.varlen ? sequence.batch : tile.sequence;
-      const i64 row = of_k ? p.dk_row : p.dv_row;
-      const i64 first = batch * (of_k ? p.dk_batch : p.dv_batch) + tile.head_k * (of_k ? p.dk_head : p.dv_head);
       const GradientRows to{of_k ? p.dk_data : p.dv_data,
-                            first + sequence.k_begin * row,
-                            row,
+                            dkv_row_at(p, of_k, batch, sequence.k_begin, tile.head_k),
+                            of_k ? p.dk_row : p.dv_row,
                             sequence.k_rows,
                             sequence.k_len,
                             of_k ? p.head_dim : p.head_dim_v,

@@ -60,7 +60,7 @@ TANDEM_DEVICE void multiply_rows(float (&to)[n], u32 a_rows, u32 b_rows, int col
 // bwd_postprocess sums.
 template <int threads = 128, int n>
 TANDEM_DEVICE void store_sums(float4* to, int index, const float (&sums)[n]) {
-  to += index * (n / 4 * threads) + threadIdx.x % threads;
+  to += fragment_at(n, threads, index, threadIdx.x);
 #pragma unroll
   for (int r = 0; r < n; r += 4) to[r / 4 * threads] = make_float4(sums[r], sums[r + 1], sums[r + 2], sums[r + 3]);
 }

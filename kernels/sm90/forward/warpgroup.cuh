@@ -246,8 +246,8 @@ struct Warpgroup {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (rows[i].query >= tile.q_rows) continue;
-      float* const to = static_cast<float*>(p.out_data) + tile.batch * p.out_batch +
-                        (tile.q_begin + rows[i].query) * p.out_row + rows[i].head * p.out_head + 2 * (lane & 3);
+      float* const to =
+          static_cast<float*>(p.out_data) + out_row_at(p, tile, rows[i].query, rows[i].head) + 2 * (lane & 3);
 #pragma unroll
       for (int c = 0; c < T.head_dim_v / 8; ++c) {
         if (8 * c >= p.head_dim_v) break;

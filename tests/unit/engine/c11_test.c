@@ -1,6 +1,7 @@
 /* The C interface from C11, through the shared library: tandem.h compiles alone, and a call from C works. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tandem/tandem.h"
@@ -32,10 +33,10 @@ int main(void) {
   args.lse = &tlse;
 
   size_t bytes = 0;
-  char workspace[1 << 16];
   expect(tandem_workspace_size(NULL, TANDEM_FORWARD, &args, &bytes) == TANDEM_OK, "workspace_size");
-  expect(bytes <= sizeof workspace, "a small workspace for a small call");
-  expect(tandem_forward(NULL, &args, workspace, sizeof workspace, NULL) == TANDEM_OK, "forward");
+  void* const workspace = malloc(bytes + 1); /* the size grows with the number of threads */
+  expect(tandem_forward(NULL, &args, workspace, bytes, NULL) == TANDEM_OK, "forward");
+  free(workspace);
   expect(out[0] == 4 && out[1] == 7, "the mean of the values");
   expect(fabs(lse[0] - log(2.0)) < 1e-6, "the logarithm of two");
 

@@ -1,0 +1,199 @@
+// The sequences, chunks and tiles of a backward, as functions of a kernel's configuration and its parameters. Host and
+// device use these functions.
+#pragma once
+#include "config/backward.h"
+#include "config/coords.h"
+
+// The forward's tile coordinates of a sequence, and its keys.
+struct SequenceCoords : TileCoords {
+  int k_rows;         // in memory; keys from k_len on are unused
+  int first_m_block;  // among all m_blocks of a head in workspace
+};
+
+template <class Config>
+TANDEM_HOST_DEVICE SequenceCoords sequence_coords(Config t, const BackwardParams& p, int sequence) {
+  const int first_m_block = sequence * p.sequence_m_blocks;
+  if (!t->options.varlen)
+    return {{0, 0, sequence, sequence, 0, 0, p.seqlen_q, p.seqlen_q, p.seqlen_k}, p.seqlen_k, first_m_block};
+  SequenceCoords s{varlen_coords(p, sequence), p.seqlen_k, first_m_block};
+  if (p.cu_seqlens_k)
+    s.k_rows = clamp(index_at(p.cu_seqlens_k, p.cu_seqlens_k_stride, sequence + 1), s.k_begin, p.total_k) - s.k_begin;
+  if (p.cu_seqlens_q)
+    s.first_m_block = s.q_begin / t->tile_m + sequence;  // the last m_block of a sequence may be partial
+  return s;
+}
+
+// The sequence of a head's m_block in workspace.
+template <class Config>
+TANDEM_HOST_DEVICE int sequence_at(Config t, const BackwardParams& p, int m_block) {
+  if (!t->options.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;
+  int low = 0, high = p.batch - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    const int begin = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, middle), 0, p.total_q);
+    if (begin / t->tile_m + middle <= m_block) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// ---- Properties that not every architecture's configuration has ----
+
+template <class Config>
+TANDEM_HOST_DEVICE bool uses_ds_gmem(Config t) {
+  if constexpr (requires { t->ds_gmem(); }) return t->ds_gmem();
+  return false;
+}
+template <class Config>
+TANDEM_HOST_DEVICE bool splits_q_heads(Config t) {
+  if constexpr (requires { t->split_q_heads; }) return t->split_q_heads;
+  return false;
+}
+template <class Config>
+TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
+  if constexpr (requires { t->single_n_block; }) return t->single_n_block;
+  return false;
+}
+
+// ---- Chunks of dS ----
+
+// Query heads count over the batch. n_blocks: the number of n_blocks of a head.
+struct DsChunk {
+  int first_head, heads, first_n_block, n_blocks;
+
+  TANDEM_HOST_DEVICE explicit DsChunk(const BackwardParams& p) {
+    const int number = p.counter[1], of_head = (p.n_blocks + p.chunk_n_blocks - 1) / p.chunk_n_blocks;
+    first_head = number / of_head * p.chunk_heads;
+    heads = smaller(p.chunk_heads, p.batch * p.heads_q - first_head);
+    first_n_block = number % of_head * p.chunk_n_blocks;
+    n_blocks = smaller(p.chunk_n_blocks, p.n_blocks - first_n_block);
+  }
+  TANDEM_HOST_DEVICE int tiles() const { return heads * n_blocks; }
+};
+
+// The first n_block that an m_block sees.
+template <class Config>
+TANDEM_HOST_DEVICE int first_n_block(Config t, const BackwardParams& p, const SequenceCoords& s, int m_block) {
+  if (!t->options.bounded_left) return 0;
+  const int first = m_block * t->tile_m, last = smaller(first + t->tile_m, s.q_len) - 1;
+  return larger(0, visible_keys(t, p, s, first, last).begin) / t->tile_n();
+}
+// The number of n_blocks that add to an m_block's dq.
+template <class Config>
+TANDEM_HOST_DEVICE int count_n_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, int m_block) {
+  const int first = m_block * t->tile_m, last = smaller(first + t->tile_m, s.q_len) - 1;
+  const KeyRange keys = visible_keys(t, p, s, first, last);
+  const int end = smaller(keys.end, s.k_len);
+  if (last < first || larger(0, keys.begin) >= end) return 0;
+  return (end - 1) / t->tile_n() - first_n_block(t, p, s, m_block) + 1;
+}
+
+// ---- Tiles ----
+
+// Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
+struct NBlockWork {
+  int n_block, head_k = 0, sequence = 0;
+  int m_begin = 0, m_end = 0;
+  int m_split_idx = 0;  // index of the part of the iterations
+  int diagonal = 0;     // the iterations begin here
+};
+
+// spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the diagonal on.
+// n_blocks then reach an m_block in consecutive iterations, in the order in which they add dq, so that none stalls. The
+// longest tiles come last; therefore some heads run together at the end, from the first n_block on.
+template <class Config>
+TANDEM_HOST_DEVICE bool uses_spt(Config t) {
+  if constexpr (requires { t->spt; }) return t->spt;
+  return false;
+}
+
+// The number of heads of a sequence that tiles are counted for.
+template <class Config>
+TANDEM_HOST_DEVICE int tile_heads(Config t, const BackwardParams& p) {
+  return p.heads_k * (splits_q_heads(t) ? p.m_splits : 1);
+}
+// True if a head of all sequences comes before the next head, because they share a bias. Not with dS in global memory,
+// because a chunk has consecutive heads of a sequence.
+template <class Config>
+TANDEM_HOST_DEVICE bool sequences_follow(Config t, const BackwardParams& p) {
+  return t->options.bias != Bias::none && p.bias_batch == 0 && !uses_ds_gmem(t);
+}
+// The number of consecutive tiles that share an n_block and a head.
+template <class Config>
+TANDEM_HOST_DEVICE int tile_parts(Config t, const BackwardParams& p) {
+  return t->m_split && !splits_q_heads(t) ? p.m_splits : 1;
+}
+// The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
+template <class Config>
+TANDEM_HOST_DEVICE int tile_query_heads(Config t, const BackwardParams& p) {
+  return splits_q_heads(t) ? p.heads_q / (p.heads_k * p.m_splits) : 1;
+}
+template <class Config>
+TANDEM_HOST_DEVICE int launch_tiles(Config t, const BackwardParams& p) {
+  if (uses_ds_gmem(t)) return DsChunk(p).tiles() / tile_query_heads(t, p) * tile_parts(t, p);
+  return p.tiles;
+}
+
+// The query heads that a tile iterates over: `heads` from `head` on. Tiles of one key head divide them if possible.
+// Otherwise they divide the iterations, and the result is false.
+template <class Config>
+TANDEM_HOST_DEVICE bool set_query_heads(Config t, const BackwardParams& p, const NBlockWork& tile, int* head,
+                                        int* heads) {
+  *heads = p.heads_q / p.heads_k;
+  *head = tile.head_k * *heads;
+  const bool divided = t->m_split && *heads % p.m_splits == 0;
+  if (divided) *heads /= p.m_splits, *head += tile.m_split_idx * *heads;
+  return divided;
+}
+
+// Heads whose tiles are interleaved: numbers from `first` on, one n_block of each head after the other.
+struct NBlockGroup {
+  int first, first_head, heads;
+  bool falls;  // from the last n_block to the first
+  int first_n_block = 0;
+};
+template <class Config>
+TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& p, int n, int heads) {
+  if (uses_ds_gmem(t)) {
+    const DsChunk chunk(p);
+    const int of_tile = tile_query_heads(t, p);
+    return {0, chunk.first_head / of_tile, chunk.heads / of_tile, false, chunk.first_n_block};
+  }
+  if (uses_spt(t)) {
+    const int head = n / p.n_blocks;
+    if (head < p.spt_heads) return {head * p.n_blocks, head, 1, true};
+    return {p.spt_heads * p.n_blocks, p.spt_heads, heads - p.spt_heads, false};
+  }
+  const int per_group = p.l2_heads * p.n_blocks, group = n / per_group, first_head = group * p.l2_heads;
+  return {group * per_group, first_head, smaller(heads - first_head, p.l2_heads), t->options.block_mask};
+}
+
+// The n-th tile, longest first (except with spt and block masks: device/m_block_lists.cuh); under a causal mask the
+// most queries see the first keys. Interleaved heads share the L2 cache. The splits of an n_block and the sequences
+// that share a bias follow each other.
+template <class Config>
+TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p, int n) {
+  const int parts = tile_parts(t, p);
+  int m_split_idx = n % parts;
+  n /= parts;
+  const NBlockGroup group = n_block_group_at(t, p, n, p.batch * tile_heads(t, p));
+  const int rest = n - group.first, from_begin = rest / group.heads;
+  const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
+  int of_all = group.first_head + rest % group.heads;  // head index over the batch
+  if (splits_q_heads(t)) m_split_idx = of_all % p.m_splits, of_all /= p.m_splits;
+  int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
+  if (sequences_follow(t, p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
+  NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls};
+  const SequenceCoords s = sequence_coords(t, p, tile.sequence);
+  const int first = tile.n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;
+  if (first > last) return tile;
+  const QueryRange visible = visible_queries(t, p, s, first, last);
+  const int begin = larger(0, visible.begin), end = smaller(visible.end, s.q_len);
+  tile.m_begin = begin / t->tile_m;
+  // No m_block if the first query that sees them is beyond the last query: such a tile is not counted.
+  tile.m_end = begin < end ? (end + t->tile_m - 1) / t->tile_m : tile.m_begin;
+  return tile;
+}

@@ -200,6 +200,7 @@ def pack(package: str, arch: str, build: pathlib.Path, out: pathlib.Path, epoch:
     project = PROJECTS[package]
     info, metadata = read_metadata(project)
     files = {f"{info}/{name}": (data, 0o644) for name, data in metadata.items() if name not in ("WHEEL", "RECORD")}
+    files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
     files.update((f"{info}/licenses/{name}", (text, 0o644)) for name, text in license_texts(package).items())
     source = project / ("python" if package == "attention" else "")
     for path in sorted((source / ("tandem" if package == "attention" else "tandem_vgpu")).rglob("*")):

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "vgpu/src/driver/cuda.h"
 
 namespace tandem::vgpu::driver {
@@ -493,7 +494,7 @@ constexpr const char* kExec = TANDEM_COMMAND " vgpu exec ";
 
 TEST(Exec, RunsTheExample) {
   for (const char* schedule : {"0", "1", "5"}) {
-    const Ran ran = run(std::string(kExec) + "--schedule " + schedule + " " COLUMN_SUMS);
+    const Ran ran = run(str_cat(kExec, "--schedule ", schedule, " " COLUMN_SUMS));
     EXPECT_EQ(ran.code, 0) << ran.output;
     EXPECT_NE(ran.output.find("NVIDIA H200 (virtual): 0 of 256 sums are wrong"), std::string::npos) << ran.output;
     EXPECT_NE(ran.output.find("1 launch, 0 findings"), std::string::npos) << ran.output;

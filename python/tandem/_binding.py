@@ -60,8 +60,8 @@ def _load(chosen: str) -> Any:
     free_threaded = "t" in getattr(sys, "abiflags", "")
     if free_threaded and chosen == "native":
         raise ImportError(
-            "TANDEM_PYTHON_BOUNDARY ('native') must be 'ctypes' or not set on free-threaded CPython: the compiled module "
-            "needs the stable ABI"
+            "TANDEM_PYTHON_BOUNDARY ('native') must be 'ctypes' or not set on free-threaded CPython: the compiled "
+            "module needs the stable ABI"
         )
     try:
         if chosen != "ctypes" and not free_threaded:

@@ -56,8 +56,15 @@ def _load(chosen: str) -> Any:
             f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native', 'ctypes' or unset: the variable selects the "
             "module that calls the C interface"
         )
+    # Free-threaded CPython 3.13 finds stable-ABI modules and crashes in them, because its objects have another layout.
+    free_threaded = "t" in getattr(sys, "abiflags", "")
+    if free_threaded and chosen == "native":
+        raise ImportError(
+            "TANDEM_PYTHON_BOUNDARY ('native') must be 'ctypes' or not set on free-threaded CPython: the compiled "
+            "module needs the stable ABI"
+        )
     try:
-        if chosen != "ctypes":
+        if chosen != "ctypes" and not free_threaded:
             from tandem import _native
 
             return _native

@@ -71,6 +71,16 @@ def test_the_ctypes_binding(monkeypatch):
     assert result.returncode == 0 and "passed" in result.stdout, result.stdout + result.stderr
 
 
+def test_free_threaded_builds_never_load_the_module(run_python):
+    """CPython 3.13t would find it by its suffix, and crash."""
+    run_python("""
+        import sys
+        sys.abiflags = "t"
+        import tandem._binding as library
+        assert library.binding.__name__ == "tandem._ctypes" and "tandem._native" not in sys.modules
+    """)
+
+
 def test_the_ctypes_binding_under_torch(run_python, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("TANDEM_PYTHON_BOUNDARY", "ctypes")

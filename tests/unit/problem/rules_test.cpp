@@ -72,7 +72,7 @@ const Rule rules[] = {
        c.args.mask_block_q = c.args.mask_block_k = 128;
      },
      {"kv_num_blocks must be NULL with cu_seqlens_q"}},
-    {"SmLimit", dense, forward, [](Call& c) { c.args.sm_limit = -1; }, {"sm_limit (-1) must be 0 (none)"}},
+    {"SmLimit", dense, forward, [](Call& c) { c.args.sm_limit = -1; }, {"sm_limit (-1) must be 0 (no limit)"}},
     {"Splits", dense, forward, [](Call& c) { c.args.num_splits = -1; }, {"num_splits (-1) must be 0 to 1024"}},
     {"SplitsMany", dense, forward, [](Call& c) { c.args.num_splits = 1025; }, {"num_splits (1025)"}},
 

@@ -240,7 +240,7 @@ typedef struct tandem_attention_args {
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
-  /* softmax_scale: 0 means 1 / sqrt(head_dim). softcap: 0 means off; a positive one replaces a score by softcap *
+  /* softmax_scale: 0 means 1 / sqrt(head_dim). softcap: 0 means off; a positive softcap replaces a score by softcap *
    * tanh(score / softcap). */
   double softmax_scale;
   double softcap;
@@ -292,7 +292,7 @@ typedef struct tandem_attention_args {
   int32_t accumulate;
 
   /* The number of a GPU's multiprocessors that a call may use; 0 means all. The rest stay free for other work. A
-   * kernel with clusters of two CTAs uses at least two. Changes no bits. The CPU ignores it: see
+   * kernel with clusters of two CTAs uses at least two. sm_limit changes no bits. The CPU ignores sm_limit: see
    * tandem_context_options.threads. */
   int32_t sm_limit;
 

@@ -497,9 +497,9 @@ inline void run(Function function, tandem_pass pass, const Attention& attention,
 
 }  // namespace detail
 
-// Writes out, and lse if present. workspace: memory of the context's device. Without one, a call in host memory
-// allocates its own, and a GPU refuses a call that needs one. stream: see tandem.h. Throws Error before anything is
-// written.
+// Writes out, and lse if present. workspace: memory of the context's device. Without a workspace, a call in host memory
+// allocates memory, and a GPU refuses a call that needs a workspace. stream: see tandem.h. Throws Error before anything
+// is written.
 inline void forward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                     void* stream = nullptr) {
   detail::run(tandem_forward, TANDEM_FORWARD, attention, context, workspace, stream);

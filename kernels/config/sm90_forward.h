@@ -65,8 +65,8 @@ struct Sm90ForwardConfig {
     if (options.dropout && (has_score_mod() || options.bias != Bias::none)) return false;
     return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
   }
-  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias it keeps
-  // more.
+  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias the loading
+  // warpgroup keeps more.
   constexpr int registers() const {
     const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
     const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;

@@ -86,7 +86,7 @@ TANDEM_DEVICE float mod_tanh(float a) {
   const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * fabsf(a))), 1.0f);
   return fabsf(a) < kNear ? near : copysignf(far, a);
 }
-// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a| for the same reason.
+// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a|, which avoids a reciprocal near 1.
 TANDEM_DEVICE float mod_sigmoid(float a) {
   const float rest = reciprocal(1.0f + exp2_approx(1.44269504088896340736f * fabsf(a)));
   return a < 0 ? rest : 1.0f - rest;

@@ -26,7 +26,7 @@ struct SplitLse {
   int count;
 
   TANDEM_DEVICE float operator[](int n) const { return first[n * step]; }
-  // The largest one, or NaN if one of them is NaN or +infinity.
+  // Returns the largest lse, or NaN if a split's lse is NaN or +infinity.
   TANDEM_DEVICE float largest() const {
     float result = -kInfinity;
     bool defined = true;

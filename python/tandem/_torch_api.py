@@ -37,7 +37,8 @@ class _Attention(torch.autograd.Function):
         if result[0].is_cuda:
             _gradients.refuse(call_args)
         call(FORWARD, call_args)
-        # save_for_backward keeps the tensors, because it knows when they change and when they can be freed.
+        # save_for_backward keeps the tensors, because autograd then knows when the tensors change and when they can be
+        # freed.
         del call_args["out"], call_args["lse"]
         call_args.pop("max_scores", None)
         kept = None if isinstance(call_args.get("seed"), Tensor) else "seed"

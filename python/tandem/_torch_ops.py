@@ -26,7 +26,7 @@ from tandem._errors import Unsupported
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
 from tandem._tensors import PLAIN
 
-# Tandem and torch share one set of threads. Without torch's OpenMP Tandem uses its threads.
+# Tandem and torch share one set of threads. Without torch's OpenMP, Tandem starts separate threads.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 
@@ -71,7 +71,7 @@ def new_lse(q: Tensor) -> Tensor:
 # An operator has INPUTS by position and the options by name. Rows of options.def keep their order, so that positions do
 # not change.
 _SEED = INPUTS.index("seed")
-_SINK = INPUTS.index("sink")  # autocast casts those before it
+_SINK = INPUTS.index("sink")  # autocast casts the inputs before it
 DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod's

@@ -225,7 +225,7 @@ _DTYPES_BY_NAME = {
 def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     """Converts torch.ones_like(x) and similar functions, and x.new_ones(()) if sized.
 
-    Without value each call passes it.
+    If value is None, each call passes the value.
     """
 
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:

@@ -125,7 +125,7 @@ class Backward {
     if (p_.dbias) bias_phase();
     if (p_.dsink) sink_phase();
     if (layout_.parts > 0) captured_phase();
-    if (p_.accumulate) return;  // zero is added to what is not used
+    if (p_.accumulate) return;  // zero is added to unused elements
     clear_unused_rows(p_, p_.dq, true, p_.heads_q, p_.head_dim);
     clear_unused_rows(p_, p_.dk, false, p_.heads_k, p_.head_dim);
     clear_unused_rows(p_, p_.dv, false, p_.heads_k, p_.head_dim_v);

@@ -34,7 +34,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   rows->begin_max = rows->end_max = 0;
   int64_t query = row / piece.heads, of_group = row % piece.heads;
   for (int i = 0; i < kPanel; ++i) {
-    if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row stands again
+    if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row is repeated
       of_group = 0;
       ++query;
     }

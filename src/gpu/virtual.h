@@ -15,8 +15,8 @@ namespace tandem::gpu {
 // models.
 bool is_virtual(std::string_view name);
 
-// Opens a virtual GPU. TANDEM_VGPU_LIBRARY names the library. Without it the folder of this code and then the system's
-// loader are searched. The library is never unloaded.
+// Opens a virtual GPU. TANDEM_VGPU_LIBRARY names the library. Without the variable, the folder of this code and then
+// the system's loader are searched. The library is never unloaded.
 Status open_virtual(std::string_view name, std::unique_ptr<Device>* device);
 
 // Loads the library and returns its path.

@@ -56,7 +56,7 @@ struct ScoreTile {
     __syncthreads();
     grid_dependency_wait();
   }
-  // All warps have then read the last tile.
+  // Afterwards all warps have read the last tile.
   TANDEM_DEVICE void end() const {
     if (warp == 0) tmem_free<1>(s.tensor_memory, T.kTmemColumns);
   }

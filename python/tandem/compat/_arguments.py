@@ -94,7 +94,7 @@ def cap(softcap: Any) -> Any:
 
 
 def splits(num_splits: Any) -> Any:
-    """Less than 1 leaves the number of splits to the plan."""
+    """Converts num_splits: a number below 1 leaves the choice to the plan."""
     return None if isinstance(num_splits, int) and num_splits < 1 else num_splits
 
 

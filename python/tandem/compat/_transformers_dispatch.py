@@ -127,8 +127,8 @@ def _instructions(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _codes(cls: type) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """Returns the code of the class's methods, inherited ones included, and of the functions of their modules that
-    these call.
+    """Returns the code of the class's methods, also of inherited methods, and of functions that a method calls in its
+    module.
     """
     seen: set[types.CodeType] = set()
     for base in cls.__mro__:

@@ -431,6 +431,6 @@ def _visible(mask: Tensor, size_q: int, size_k: int) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of blocks in each row, and their indices, these first."""
+    """Returns the number of blocks in each row, and the row's indices with these blocks first."""
     count = blocks.sum(-1, dtype=torch.int32)
     return count, torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -43,7 +43,7 @@ def patch() -> Patch:
     imported; their earlier imports do not change.
 
     Returns an object whose undo() restores the earlier state; as a context manager it does so at the end of the block.
-    Patches may be nested: the last undo restores it.
+    Patches may be nested: the last undo restores that state.
     """
     return Patch()
 

@@ -54,7 +54,7 @@ class _Registration:
 
 
 def _or(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Calls ours, or theirs if ours refuses the call."""
+    """Calls Tandem's function, or torch's if Tandem's refuses the call."""
 
     def kernel(keyset: Any, *arguments: Any, **named: Any) -> Any:
         try:

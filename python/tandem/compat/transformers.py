@@ -78,7 +78,7 @@ class CompactMask(torch.Tensor):
     def whole(self) -> torch.Tensor:
         """Returns the array, which the first call builds."""
         if self._whole is None:
-            # The caller may write to the array, so that the options may no more describe it.
+            # The caller may write to the array, which the options then do not describe.
             self._whole, self.options = self._build(), None
         return self._whole
 
@@ -346,7 +346,8 @@ def tandem_attention(
 
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # As in scaled_dot_product_attention, one query sees all keys, and the first of several matches the first key.
+        # As in scaled_dot_product_attention, one query sees all keys, and the first of several queries matches the
+        # first key.
         options: Options = {"causal": True, "alignment": "top_left"} if causal and query.shape[2] > 1 else {}
     elif (
         isinstance(attention_mask, CompactMask)

@@ -207,7 +207,7 @@ def _array(x: Any, name: str) -> jax.Array:
 
 
 def _bias_of(bias: Any, mask: Any) -> Any:
-    """One bias for both arguments. A boolean one is a mask."""
+    """One bias for both arguments. A boolean bias is a mask."""
     given = {"bias": bias, "mask": mask}
     arrays = {name: _array(x, name) for name, x in given.items() if x is not None}
     for name, x in arrays.items():

@@ -26,7 +26,7 @@ _BFLOAT = 4
 
 
 def device_type(arrays: Sequence[Any]) -> int:
-    """DLPack's device type of the arrays; of traced ones the default device's."""
+    """DLPack's device type of the arrays; for traced arrays the default device's."""
     concrete = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
     default = jax.config.jax_default_device
     if len(concrete) == len(arrays):

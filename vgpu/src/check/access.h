@@ -12,7 +12,7 @@ namespace tandem::vgpu::check {
 enum class Relaxed : uint8_t {
   nothing,
   by_the_letter,  // hardware orders shared memory of the block; PTX does not
-  ordered,        // it is enough that the other one has happened
+  ordered,        // only requires that the earlier access has happened
 };
 
 class Access : public Touch {
@@ -27,8 +27,8 @@ class Access : public Touch {
     last_ = Epoch();
     conflicts.clear();
   }
-  // The access follows the program order of these threads. All of them must know earlier accesses, because four warps
-  // issue a wgmma.
+  // The access follows the program order of these threads. All these threads must know earlier accesses, because four
+  // warps issue a wgmma.
   void issued_by(const CheckedWarp& warp, const LaneGroup& share, uint32_t lanes) {
     issuers_[issuers_count_++] = {&warp, &share, lanes};
   }
@@ -100,7 +100,7 @@ class Access : public Touch {
 bool is_proxy(AsyncKind kind);
 // True for tcgen05 operations.
 bool on_tensor_memory(AsyncKind kind);
-// True if threads wait for the operation by groups. At their exit it is then clear whether they waited.
+// True if threads wait for the operation by groups. At their exit the checker then knows whether they waited.
 inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }
 
 }  // namespace tandem::vgpu::check

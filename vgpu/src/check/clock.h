@@ -33,7 +33,7 @@ struct Row {
 // Knowledge about other clusters, learnt through global memory. Clusters may share it, so that it never changes.
 using Rows = std::vector<Times>;
 using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
-using ForeignRef = std::shared_ptr<const Foreign>;               // may be null: nothing
+using ForeignRef = std::shared_ptr<const Foreign>;               // null: nothing is known
 
 struct Clock {
   std::vector<Ref<Row>> rows;  // without a row: nothing is known

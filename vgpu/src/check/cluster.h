@@ -73,7 +73,7 @@ struct CheckedMbarrier {
   uint16_t row = 0;
   uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
   int32_t phases_before = 0;  // completed in earlier lives of the barrier
-  int64_t phase = 0;          // the one that has begun
+  int64_t phase = 0;          // number of the phase that has begun
   bool alive = false;
   Epoch init;
   bool fenced = false;                  // a fence.mbarrier_init followed the init
@@ -158,7 +158,7 @@ struct CheckedCluster {
   enum class Lanes : uint8_t { unknown, apart, aligned };
   std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned
 
-  uint32_t sites_kept = 0;  // when those not in use were last removed
+  uint32_t sites_kept = 0;  // when unused sites were last removed
 
   CheckedBlock* find(int32_t cta) {
     if (blocks[0].cta == cta) return &blocks[0];

@@ -70,7 +70,7 @@ uint32_t Page::new_several() {
   return index;
 }
 
-// A granule that was one part so far: into as many as its runs have lanes.
+// Splits a granule of one part into as many parts as its runs have lanes.
 Page::Parts& Page::split(GranulePart* granule) {
   uint32_t step = kGranule;
   const auto take_step = [&](Epoch x) {

@@ -102,7 +102,7 @@ void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
     add_read(part, touch);
     return;
   }
-  // Atomic accesses that nothing orders before an atomic write must still be before later ones that are not atomic.
+  // Atomic accesses that nothing orders before an atomic write must still precede later accesses that are not atomic.
   GranulePart fresh;
   fresh.write = touch.epoch;
   fresh.is_wide = touch.is_wide;
@@ -184,8 +184,8 @@ void Page::add_read(GranulePart* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// Records an atomic update after other atomic updates, which is no race. All of them are kept, and of one thread's
-// updates only the last.
+// Records an atomic update after other atomic updates, which is no race. All these updates are kept, but only the last
+// of each thread.
 void Page::update(GranulePart* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;

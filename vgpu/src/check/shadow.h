@@ -30,7 +30,7 @@ class Touch {
   enum class Verdict : uint8_t {
     ordered,  // x has happened before
     allowed,  // unordered, but both are atomic or in hardware order
-    relaxed,  // it has, but by relaxed operations only
+    relaxed,  // x has happened before, by relaxed operations only
     narrow,   // ordered only for threads of another block
     unordered,
     unfenced,  // ordered, but no proxy fence separates the two proxies
@@ -111,11 +111,11 @@ class Page {
 
   // Accesses since the last write, except the first two. Granules with equal accesses share it.
   struct Others {
-    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest is dropped, and its races
+    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest access and its races are dropped
     static constexpr size_t kUntried = 4 * kMax;
     int32_t users = 0;
     uint32_t untried = 0;  // additions since the last removal of ordered epochs
-    bool wrote = false;    // some of them did
+    bool wrote = false;    // some of these accesses wrote
     Epochs epochs;
   };
 
@@ -123,7 +123,7 @@ class Page {
   struct GranulePart {
     Epoch write;
     Epoch since[2];           // reads since the write, and atomic updates before it
-    uint32_t others = 0;      // index, 0: none. In a granule of several parts: of these
+    uint32_t others = 0;      // index; 0: none. In a granule of several parts: their index
     uint16_t bytes = 0xffff;  // 0: in several parts
     bool initialised = false;
     bool is_wide = true;  // all accesses since the last ordinary write are wide
@@ -146,7 +146,7 @@ class Page {
   enum class Kind : uint8_t { parts, words, unwritten_words };
   struct GranuleState {
     Kind kind = Kind::parts;
-    uint8_t let_by = 0;  // reads still to be let by, of a granule that is crowded
+    uint8_t let_by = 0;  // unchecked reads that remain for a crowded granule
 
     bool is_usual() const { return kind == Kind::parts && let_by == 0; }
   };
@@ -202,7 +202,7 @@ class Page {
   static constexpr uint32_t kGranules = kPageBytes / kGranule;
   std::array<Granule, kGranules> granules_;
   std::array<GranuleState, kGranules> states_;
-  // Granules that one access touches mostly look alike: what has become of the last one becomes of the next.
+  // Granules that one access touches mostly look alike: so the outcome for the last granule is reused for the next.
   Epoch last_touch_;
   GranulePart before_, after_;
   std::vector<Others> others_;  // [0]: none

@@ -33,7 +33,7 @@ struct Graphs {
   std::map<const Graph*, std::shared_ptr<Graph>> graphs;
   std::map<const GraphExec*, std::shared_ptr<GraphExec>> execs;
 };
-// The mutex of the state guards it.
+// The mutex of the state guards these graphs.
 Graphs& all() {
   static auto* const graphs = new Graphs;
   return *graphs;

@@ -166,7 +166,7 @@ CUresult check_launch(const char* name, const DriverState& state, const CudaFunc
   return kSuccess;
 }
 
-// Addresses of parameters: as given, or in the block that `extra` names. False: it is neither.
+// Addresses of parameters: as given, or in the block that `extra` names. False: neither is present.
 bool take_parameters(const CudaFunction& function, void** parameters, void** extra, std::vector<void*>* args) {
   const Program& program = function.program();
   const size_t count = program.function().parameters.size();

@@ -75,7 +75,7 @@ std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
 class DriverState {
  public:
-  // The process's; made at the first call, never destroyed.
+  // The state of the process, created at the first call and never destroyed.
   static DriverState& get();
 
   // Implements cuInit. Prints once why no device is available.

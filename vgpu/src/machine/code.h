@@ -80,8 +80,8 @@ std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>
 struct RegisterUse {
   std::vector<int32_t> reads, sums, writes;  // sums: read where the op adds to them (Detail::adds_if)
   int32_t guard = -1;
-  bool carries = false;  // copies: what it writes is as written as what it reads
-  bool partly = false;   // it reads others too, which are written
+  bool carries = false;  // copies: the result is written if the source is written
+  bool partly = false;   // it also reads registers that are written
 };
 
 struct Code {

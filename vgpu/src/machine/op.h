@@ -20,10 +20,10 @@ struct Context;
 // The next state of the fragment that executed an op.
 enum class Step : uint8_t {
   next,   // continues with the next op
-  jump,   // goes on elsewhere: its pc has been set
+  jump,   // continues at another op: its pc has been set
   wait,   // tries the same op again later
-  yield,  // continues with the next op after a turn of the rest
-  gone,   // is no more, or waits at a join
+  yield,  // continues with the next op after the other fragments' turn
+  gone,   // has ended, or waits at a join
   end,    // the run is over
 };
 
@@ -94,7 +94,7 @@ struct alignas(64) Op {
   uint8_t width = 0;                               // width of d: bytes per lane, 0: a predicate
   bool first = true;                               // the first op of its PTX instruction
   bool is_copy = false;                            // copies one register, and so renames a pending one
-  uint8_t watch = 0;                               // checks before execution: bits of the following
+  uint8_t watch = 0;                               // checks before execution: a sum of the bits below
   static constexpr uint8_t kHeld = 1;              // an operand may belong to an outstanding operation
   static constexpr uint8_t kProduct = 2;           // some operand is a register of wgmmas
   static constexpr uint8_t kUnwritten = 4;         // an operand may be an unwritten register: Code::uses

@@ -27,7 +27,7 @@ enum class Rule : uint8_t {
   exited_lanes,        // .aligned, but lanes of the warp have exited
   register_budget,     // setmaxnreg beyond what the block has
   uneven_registers,    // setmaxnreg that the warps of a warpgroup do not all execute
-  unwritten_register,  // is read, but never written
+  unwritten_register,  // a register is read, but never written
   shuffle_lane,        // reads a lane that is not in the mask, or has exited
   // Barriers.
   wrong_parity,        // waits for a phase two completions ago

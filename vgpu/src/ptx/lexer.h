@@ -13,9 +13,10 @@ namespace tandem::vgpu::ptx {
 struct Refusal {
   Status status;
 };
-[[noreturn]] void refuse(int32_t line, const std::string& sentence);       // this is no PTX
-[[noreturn]] void unsupported(int32_t line, const std::string& sentence);  // it is, and beyond this parser
-std::string quote(std::string_view text);                                  // for messages: 'text', short and printable
+[[noreturn]] void refuse(int32_t line, const std::string& sentence);  // this is no PTX
+[[noreturn]] void unsupported(int32_t line,
+                              const std::string& sentence);  // valid PTX that this parser does not support
+std::string quote(std::string_view text);                    // for messages: 'text', short and printable
 std::string with_dot(std::string_view word);
 
 struct Token {

@@ -31,7 +31,7 @@ class NameTable {
   size_t slot_of(std::string_view name) const;
   void grow();
 
-  std::vector<NameId> slots_;  // -1: free. Half of them at least are
+  std::vector<NameId> slots_;  // -1: free. At least half of the places are free
   std::vector<std::string_view> names_;
 };
 
@@ -63,9 +63,9 @@ class Names {
     Type type = Type::none;
     int64_t count = 0;
     int32_t depth = -1;
-    int32_t outer = -1;  // registers of the same prefix that these hide in part
+    int32_t outer = -1;  // registers of the same prefix that these partly hide
   };
-  struct Declared {  // to be taken back when the scope closes
+  struct Declared {  // restored when the scope closes
     NameId name = -1;
     Entity before;
   };

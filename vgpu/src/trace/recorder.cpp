@@ -105,7 +105,7 @@ class BlockRecorder final : public Recorder {
   void executes(const Actor& actor) override {
     TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
-    if (warp->trying == actor.instruction) {  // the tries before were one
+    if (warp->trying == actor.instruction) {  // earlier tries count as one
       warp->executed.resize(warp->tried_at);
     } else if (tries_barrier(actor.instruction)) {
       warp->trying = actor.instruction;

@@ -18,7 +18,7 @@ namespace tandem::test {
 
 // The device features that an instruction needs.
 enum class Needs : uint8_t {
-  any,        // every device of ours: sm_90 and later
+  any,        // every device of these tests: sm_90 and later
   hopper,     // sm_90a alone: wgmma
   blackwell,  // sm_100a alone: tcgen05 and its kin
 };

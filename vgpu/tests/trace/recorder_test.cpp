@@ -210,9 +210,9 @@ TEST_F(RecorderTest, WaitsEndWhenTheLastHasArrived) {
   executes(0, kComputes, 2);
   executes(1, kLoads, 9);
   executes(0, kTries);
-  arrives(1);  // its tenth
+  arrives(1);  // the tenth instruction
   recorder->mbarrier_completes(barrier, 0);
-  executes(0, kTries);  // again: tries count once
+  executes(0, kTries);  // further tries count once
   executes(0, kTries);
   passes(0, 0);
   executes(0, kComputes);

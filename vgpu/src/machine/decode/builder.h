@@ -31,7 +31,7 @@ class Modifiers {
   std::string take_prefix(std::string_view prefix);
   // Returns the first remaining word that names a type.
   ptx::Type take_type();
-  std::string take_first();  // whatever it is
+  std::string take_first();  // the first remaining word, of any kind
   std::string left() const;  // ".a.b", or empty
 
  private:

@@ -11,7 +11,7 @@ using ptx::Operand;
 using ptx::Type;
 
 Step exit_op(Context& context, const Op& op) {
-  const bool all = context.mask == context.fragment.mask;  // its place may be another's by then: of lanes that waited
+  const bool all = context.mask == context.fragment.mask;  // read now: waiting lanes may reuse the fragment
   exit_lanes(context, op, context.mask);
   return all ? Step::gone : Step::next;
 }

@@ -23,9 +23,9 @@ struct AsyncOp {
   std::vector<std::shared_ptr<AsyncOp>> followers;
   std::function<void()> complete;
   uint32_t blocks = 0;    // mask of the ranks whose shared memory it uses
-  bool outlives = false;  // its block: hardware keeps that until it is done
+  bool outlives = false;  // the block may end first: hardware keeps its memory
   bool done = false;
-  bool announced = false;  // to the observer, which hears of its completion too
+  bool announced = false;  // the observer has the issue and gets the completion
   bool moves_data = true;  // false: its memory does not exist
 };
 using AsyncRef = std::shared_ptr<AsyncOp>;
@@ -69,7 +69,7 @@ class AsyncQueue {
 
  private:
   void run(const AsyncRef& op);
-  void drain();  // .early: everything that may
+  void drain();  // .early: completes every operation that may complete
 
   Grid* grid_ = nullptr;
   Cluster* cluster_ = nullptr;

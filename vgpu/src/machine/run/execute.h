@@ -44,7 +44,7 @@ std::string stuck_table(const Cluster& cluster);
 
 // pending_registers.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.
 void check_held(Context& context, const Op& op);
-bool rename_held(Context& context, const Op& op);  // a copy of a register that will be written: true: done
+bool rename_held(Context& context, const Op& op);  // true: op copies a register that will be written
 
 // unwritten.cpp
 void check_written(Context& context, const Op& op);

@@ -54,7 +54,7 @@ struct Wait {
 struct Fragment {
   uint32_t mask = 0;  // 0: not in use
   int32_t pc = 0;
-  int32_t join = -1;        // the record of the divergence that it came from
+  int32_t join = -1;        // index of the divergence that created the fragment
   bool tried = false;       // the op at pc must wait; `state` belongs to it
   bool time_is_up = false;  // the wait must end: an mbarrier.try_wait returns false
   uint64_t state = 0;
@@ -89,9 +89,9 @@ struct Warp {
   uint32_t loads_issued = 0, loads_waited = 0;       // tcgen05.ld operations
   std::vector<uint64_t> commit_marks;                // by group: how many wgmmas had been issued
   uint64_t mma_issued = 0;
-  uint32_t fences = 0;            // wgmma.fence so far
-  uint32_t fences_at_wait = 0;    // how many there were at the last wait for products
-  std::vector<uint32_t> touched;  // by row: their number when another op last touched it
+  uint32_t fences = 0;            // number of executed wgmma.fence
+  uint32_t fences_at_wait = 0;    // value of `fences` at the last wait for products
+  std::vector<uint32_t> touched;  // by row: value of `fences` when another op touched it
   bool holds = false;             // some register may be held
   std::vector<uint32_t> written;  // lanes that have written each Code::may_be_unwritten
 
@@ -181,7 +181,7 @@ struct Grid {
 
   int32_t cluster_count = 0, cluster_blocks = 1;
   std::atomic<int32_t> begun{0};  // clusters that have begun, or been taken over
-  std::vector<int32_t> order;     // in which they begin; empty: by index
+  std::vector<int32_t> order;     // order in which clusters begin; empty: by index
   std::atomic<bool> stopped{false};
   std::atomic<AsyncId> next_async{1};
   std::atomic<uint32_t> fences{0};  // executed by fences between host threads

@@ -189,13 +189,13 @@ class KernelDecoder {
       return {};
     }
     const auto found = decoders().find(i.opcode);
-    if (found == decoders().end()) return builder_.refuse(i, "the opcode is not supported");
+    if (found == decoders().end()) return builder_.refuse(i, "must be a supported opcode: rewrite it");
     return found->second(builder_, i);
   }
 
   Status call(const Instruction& i, Frame* frame, int depth) {
     if (i.operands.size() != 3 || i.operands[1].kind != Operand::Kind::function)
-      return builder_.refuse(i, "calls through a register are not executed");
+      return builder_.refuse(i, "a call must name its function: not a register");
     const std::string& name = i.operands[1].text;
     const Function* callee = code_->module->find(name);
     if (callee == nullptr || !callee->has_body) return call_builtin(builder_, i, name);
@@ -232,7 +232,7 @@ class KernelDecoder {
       *place = builder_.place(operand.symbol);
       return {};
     }
-    if (operand.kind != Operand::Kind::reg) return builder_.refuse(i, "an argument is of a kind that is not supported");
+    if (operand.kind != Operand::Kind::reg) return builder_.refuse(i, "an argument must be a register: use mov");
     place->in_register = true;
     place->reg = builder_.frame()->registers + operand.reg;
     return {};

@@ -101,7 +101,7 @@ Status arrive(Builder& b, const Instruction& i) {
   b.code().uses_cp_async_arrive = true;
   words.take_of({"shared", "shared::cta"});
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 1) return b.refuse(i, "the address is missing");
+  if (i.operands.size() != 1) return b.refuse(i, "must have an address: add it");
   detail->barrier = add_address(b, detail.get(), i.operands[0]);
   if (b.failed()) return b.fail(i);
   b.emit(arrive_op, std::move(detail));
@@ -123,10 +123,10 @@ Status decode_cp_async(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   size_t operands = i.operands.size() - (hint ? 1 : 0);
   if (cache.empty() || operands < 3 || operands > 4 || i.operands[2].kind != Operand::Kind::integer)
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   detail->bytes = static_cast<uint32_t>(i.operands[2].bits);
   if (detail->bytes != 16 && (cache == "cg" || (detail->bytes != 4 && detail->bytes != 8)))
-    return b.refuse(i, "copies are of 4, 8 or 16 bytes; .cg of 16");
+    return b.refuse(i, "a copy must have 4, 8 or 16 bytes, and with .cg 16: correct the size");
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->from = add_address(b, detail.get(), i.operands[1]);
   detail->in.push_back(-1);

@@ -327,7 +327,7 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool results = waits || detail->use == Use::arrive;
   size_t first = results && i.operands.size() > 1 && i.operands[0].kind != Operand::Kind::address ? 1 : 0;
-  if (i.operands.size() <= first) return b.refuse(i, "the address is missing");
+  if (i.operands.size() <= first) return b.refuse(i, "must have an address: add it");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;
@@ -340,8 +340,8 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   detail->ignored = waits && detail->out.empty();
   if (b.failed()) return b.fail(i);
   if (detail->in[1] < 0 && detail->use != Use::inval && detail->use != Use::arrive)
-    return b.refuse(i, "an operand is missing");
-  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "the number of bytes is missing");
+    return b.refuse(i, "must have more operands: add them");
+  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "must have a number of bytes: add it");
   b.emit(mbarrier_op, std::move(detail));
   return {};
 }

@@ -50,7 +50,7 @@ void print_floor(const plan::Floor& floor, const gpu::Properties& device) {
   std::printf("%s\nAt least %s at %d MHz, which is %s: %s binds.%s\n", table.text().c_str(),
               seconds_text(most.clocks / hertz).c_str(), device.clock_khz / 1000,
               rate_text(floor.flops, most.clocks / hertz).c_str(), most.name,
-              floor.at_bounds ? " Lengths are taken at their bounds." : "");
+              floor.at_bounds ? " Lengths that only the device knows count as their bounds." : "");
 }
 
 struct Explain {

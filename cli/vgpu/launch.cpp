@@ -80,7 +80,7 @@ class Fields {
     return json_.find(key) != nullptr;
   }
   const Json& at(const char* key) {
-    if (!has(key)) refuse(key, "is missing");
+    if (!has(key)) refuse(key, "must be given: add the key");
     return *json_.find(key);
   }
   template <class T>
@@ -319,8 +319,8 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
       parameter.parts.push_back(read_parameter(parts.items()[n], file, str_cat(fields.place("struct"), "[", n, "]")));
   }
   constexpr const char* kinds = "i32, u32, i64, u64, f32, f64, hex, pointer, tensor_map, struct, ...";
-  if (values == 0) fields.refuse("", str_cat("has no value: one of ", kinds));
-  if (values > 1) fields.refuse("", str_cat("has several values: it must be one of ", kinds));
+  if (values == 0) fields.refuse("", str_cat("must have a value: one of ", kinds));
+  if (values > 1) fields.refuse("", str_cat("must have one value, not several: one of ", kinds));
   fields.finish();
   return parameter;
 }
@@ -340,7 +340,7 @@ LaunchFile read_launch(const std::string& path) {
   try {
     json = io::parse_json({text, mapped.bytes().size()});
   } catch (const io::JsonError& error) {
-    throw InputError(path + ": is no JSON: " + error.what());
+    throw InputError(path + ": must be JSON: " + error.what());
   }
   Fields fields(json, path + ": ");
   file.entry = fields.get<std::string>("entry", "");

@@ -252,7 +252,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   void* workspace = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return NULL;
   if (PyTuple_Size(lists) != kLists && PyTuple_Size(lists) != kLists / 2) {
-    PyErr_SetString(PyExc_TypeError, "make_block_mask() takes four lists, or eight");
+    PyErr_SetString(PyExc_TypeError, "make_block_mask() must have four lists, or eight");
     return NULL;
   }
   Operand operands[kLists];
@@ -280,7 +280,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
                                            .full_q_indices = tensors[7]};
       request = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
     } else if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "make_block_mask() takes descriptions of tensors");
+      PyErr_SetString(PyExc_TypeError, "make_block_mask() must have descriptions of tensors");
     }
     release_mod(read);
   }

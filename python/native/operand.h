@@ -151,7 +151,7 @@ static Reading read_description(PyObject* tuple, int written, Operand* o) {
   const int whole = PyTuple_Size(tuple) == kDescriptionItems;
   PyObject *shape = whole ? PyTuple_GetItem(tuple, 5) : NULL, *strides = whole ? PyTuple_GetItem(tuple, 6) : NULL;
   if (!whole || !PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(strides) != PyTuple_Size(shape)) {
-    PyErr_SetString(PyExc_TypeError, "a description of a tensor has nine items");
+    PyErr_SetString(PyExc_TypeError, "a description of a tensor must have nine items");
     return kFailed;
   }
   if (PyTuple_Size(shape) > kMaxDims) {

@@ -443,7 +443,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
     known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"{sorted(unknown)} are no arguments of tandem.attention")
+        raise TypeError(f"{sorted(unknown)} must be arguments of tandem.attention: correct the names")
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}

@@ -81,7 +81,7 @@ def _elementwise(rule: Callable[..., Any]) -> Callable[..., Any]:
             shape = torch.broadcast_shapes(*(tuple(x.shape) for x in (*arrays.values(), *named.values())))
         except RuntimeError:
             shapes = " and ".join(str(tuple(x.shape)) for x in (*arrays.values(), *named.values()))
-            t.refuse(f"tensors of shapes {shapes} do not broadcast")
+            t.refuse(f"tensors of shapes {shapes} must broadcast: reshape them")
         wide = {key: _picked(x, _places(x).expand(shape)) for key, x in (*arrays.items(), *named.items())}
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         if count > _MAX_ELEMENTS:
@@ -175,7 +175,7 @@ def _folded(name: str, empty: Any) -> Callable[[Any, list[Any]], Any]:
     def join(t: Any, elements: list[Any]) -> Any:
         if not elements:
             if empty is None:
-                t.refuse("a row without elements has no largest or smallest one")
+                t.refuse("a row must have elements, because an empty row has no extreme: check its shape")
             return t.constant(empty)
         return functools.reduce(lambda a, b: RULES[name](t, a, b), elements)
 
@@ -224,7 +224,7 @@ def _extreme(name: str) -> Callable[..., Any]:
 def _dot(t: Any, a: Any, b: Any) -> Any:
     a, b = unrolled(t, a), unrolled(t, b)
     if a.dim() != 1 or a.shape != b.shape:
-        t.refuse(f"dot takes two rows of one length, and these have shapes {tuple(a.shape)} and {tuple(b.shape)}")
+        t.refuse(f"dot (rows of {tuple(a.shape)} and {tuple(b.shape)}) must have rows of one length: index them")
     return _sum(t, [RULES["mul"](t, x, y) for x, y in zip(a.elements, b.elements)])
 
 

@@ -331,7 +331,7 @@ class _Tracing:
         if any(x is None for x in parts):
             self.refuse("an index must not be None, because a score is one number: leave None out")
         if len(parts) > len(free):
-            self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}: omit some", IndexError)
+            self.refuse(f"{len(parts)} indices are given to a tensor of {tuple(row.shape)}: omit some", IndexError)
         slots = list(row.slots)
         for place, part in zip(free, parts):
             if not (isinstance(part, slice) and part == slice(None)):

@@ -15,7 +15,7 @@
 namespace tandem::tool {
 namespace {
 
-// Measured on an H200 while all SMs load: bytes per clock of bulk copies from the L2 cache to one SM. memory_share is
+// Bytes per clock of bulk copies from the L2 cache to one SM, measured on an H200 while all SMs load. memory_share is
 // the share of the memory's pin rate.
 constexpr double l2_bytes_per_clock = 36, memory_share = 0.95;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs it only on the
-# best instruction set. Writes a JSON file whose fields docs/results/README.md explains.
+# Runs the whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs this proof only
+# on the best instruction set. Writes a JSON file whose fields docs/results/README.md explains.
 #
 #   scripts/prove_cpu.sh <build folder> [<file.json>]
 #

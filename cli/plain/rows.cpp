@@ -11,7 +11,7 @@
 namespace tandem::plain {
 namespace {
 
-// Sixteen lanes. The compiler maps them to the registers of the enclosing function's target.
+// Sixteen lanes. The compiler maps these lanes to the registers of the enclosing function's target.
 using Lanes = float __attribute__((vector_size(64)));
 using Bits = int32_t __attribute__((vector_size(64)));
 constexpr int64_t lanes = 16;

@@ -58,7 +58,7 @@ inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, int64{TANDEM_INT, 64, 1}
 constexpr tandem_device host() { return {TANDEM_CPU, 0}; }
 constexpr tandem_device cuda(int32_t index = 0) { return {TANDEM_CUDA, index}; }
 
-// The dtype of a C++ type. Specialise it for your own 16-bit type:
+// The dtype of a C++ type. Specialise this variable for your own 16-bit type:
 //   template <> inline constexpr tandem_dtype tandem::dtype_of<my::bf16> = tandem::bfloat16;
 template <class T>
 inline constexpr tandem_dtype dtype_of{0, 0, 0};

@@ -76,8 +76,8 @@ struct Sm100ForwardConfig {
   // The number of keys of an iteration whose probabilities are signalled first: fewer if their softmax takes longer.
   constexpr int first_part() const { return lazy_max() ? 96 : 64; }
 
-  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair it signals the
-  // other CTA; with varlen it first zeroes values beyond a sequence.
+  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair the warp
+  // signals the other CTA; with varlen it first zeroes values beyond a sequence.
   constexpr bool has_relay_warp() const { return two_cta || options.varlen; }
 
   // Registers per thread, by role.

@@ -75,7 +75,7 @@ struct Sm90BackwardConfig {
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
-  // If true, bulk copies from shared memory add dq. Otherwise threads add it from registers, and stall if many
+  // If true, bulk copies from shared memory add dq. Otherwise threads add dq from registers, and stall if many
   // additions are outstanding. Threads are faster at head_dim 64, where staging takes longer than an iteration. Wide
   // heads have no capacity for staging, and a stored dq needs none.
   constexpr bool staged() const {

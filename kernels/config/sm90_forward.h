@@ -40,7 +40,7 @@ struct Sm90ForwardConfig {
   static constexpr int step_tiles() { return 1; }
   // lazy_max: iterations without a mask compute exponentials without a maximum (FragmentSoftmax::settle); an overflow
   // repeats the tile with maxima. A bias or ALiBi excludes it, because these may hide the first keys or grow without
-  // bound. Dropout excludes it, because sums include dropped probabilities and cannot be recomputed from kept ones.
+  // bound. Dropout excludes lazy_max, because sums include dropped probabilities.
   constexpr bool lazy_max() const {
     return !options.f16 && !options.scale_outside_exp2 && !options.alibi && options.bias == Bias::none &&
            !options.score_mod && (!options.mask_mod || options.block_mask) && !options.dropout;

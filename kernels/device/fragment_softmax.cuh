@@ -67,8 +67,8 @@ struct FragmentSoftmax {
     }
     rescale_above_bits = lower_bits(rescale_above);
   }
-  // Called after the last iteration. If a sum is large, products of its probabilities with large values may overflow
-  // too.
+  // This function runs after the last iteration. If a sum is large, products of its probabilities with large values may
+  // overflow too.
   template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
     float step[2];
@@ -127,7 +127,8 @@ struct FragmentSoftmax {
   }
 
   // True if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
-  // non-negative floats are ordered like the floats. The integer unit compares three at once, the float unit two.
+  // non-negative floats are ordered like the floats. The integer unit compares three numbers at once, and the float
+  // unit compares two.
   template <int n>
   TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
     int largest[2] = {kNever, kNever};  // two chains, because one would wait for its own results

@@ -41,7 +41,7 @@ TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names) {
   return mask_mod<T>(mask_row<T>(at, names), mask_key<T>(at, names), at, names);
 }
 // Prefetches the elements that mask_mod() reads for a query with any key. A warp prefetches an iteration at once.
-// Otherwise it would wait for memory at each evaluation.
+// Otherwise the warp would wait for memory at each evaluation.
 template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 

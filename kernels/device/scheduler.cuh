@@ -13,8 +13,8 @@ TANDEM_DEVICE int running_sum(int x) {
   return x;
 }
 
-// Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024
-// threads.
+// Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024 threads
+// runs this function.
 template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;

@@ -60,7 +60,8 @@ TANDEM_DEVICE void store_columns(const SplitParams& split, i64 at, const float (
   }
 }
 
-// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to that.
+// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to 16
+// bytes.
 template <auto T>
 TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   const SplitParams& split = p.split;

@@ -42,8 +42,8 @@ TANDEM_DEVICE int opaque(int x) {
   return x;
 }
 
-// Returns x if bit n is set, else `otherwise`. Written in PTX because one instruction then tests up to seven bits, bit
-// 0 included.
+// Returns x if bit n is set, else `otherwise`. The function is PTX, because one instruction then tests up to seven
+// bits, bit 0 included.
 TANDEM_DEVICE float where_bit(u32 bits, int n, float x, float otherwise) {
   float y;
   asm("{.reg .pred p; .reg .b32 bit;\n"

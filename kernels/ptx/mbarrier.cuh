@@ -3,7 +3,7 @@
 #pragma once
 #include "ptx/base.cuh"
 
-// Called by one thread before any use; a fence_mbarrier_init and a CTA barrier must follow.
+// One thread calls this function before any use; a fence_mbarrier_init and a CTA barrier must follow.
 TANDEM_DEVICE void mbarrier_init(u64* barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }

@@ -159,7 +159,7 @@ static int read_option(PyObject* value, int field, tandem_attention_args* args) 
   }
 }
 
-/* The seed as a number, or as two: the seed and the offset. Any integers, modulo 2^64. */
+/* The seed as a number, or as two: the seed and the offset. Integers count modulo 2^64. */
 static int read_seed(PyObject* seed, tandem_attention_args* args) {
   const int is_pair = PyTuple_Check(seed);
   args->dropout_seed = PyLong_AsUnsignedLongLongMask(is_pair ? PyTuple_GetItem(seed, 0) : seed);

@@ -9,7 +9,7 @@
 
 #include "operand.h"
 
-/* Exported since CPython 3.3; the stable ABI names it from 3.10 on. */
+/* CPython has exported this function since 3.3; the stable ABI names it from 3.10 on. */
 PyAPI_FUNC(const char*) PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size);
 
 /* The state of reading a mod. The state points into its own operands and must not move. */

@@ -27,8 +27,8 @@ struct Waiting {
 // that additions take no time. Blackwell has no measurement.
 double adding_clocks(const plan::BackwardKernel& tile);
 
-// Empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an iteration
-// without waiting.
+// The result is empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an
+// iteration without waiting.
 std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardSchedule& tiling, double step,
                                   const HandOver& hand_over = {});
 

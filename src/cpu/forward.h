@@ -19,7 +19,7 @@ constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
 extern "C" double log(double);
 extern "C" float exp2f(float);
 
-// Returns parts of the scratch memory. With a null base it only counts.
+// Returns parts of the scratch memory. With a null base this class only counts.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}

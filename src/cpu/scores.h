@@ -360,7 +360,8 @@ class ProbabilitySum {
 };
 
 // Computes scores -> e^(score - max) in place and adds them to the state's sums. factor: converts to log2 units. The
-// subtraction comes first, so that the largest score gives exactly 1. Never inlined, for the reason at gemm_strided().
+// subtraction comes first, so that the largest score gives exactly 1. The function is never inlined, for the reason at
+// gemm_strided().
 template <int Degree>
 HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   const VF f = set(factor);

@@ -82,7 +82,7 @@ tandem_status report(tandem_status code, const char* sentence) noexcept {
   return code;
 }
 
-// Never destroyed, because another library's static destructor may still call.
+// The context is never destroyed, because another library's static destructor may still call.
 Status context_or_default(tandem_context* handle, tandem_context** context) {
   if (handle == nullptr) {
     static const Status& sound = *new Status(check(Env::get()));

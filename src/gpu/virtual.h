@@ -1,5 +1,6 @@
 // Virtual GPUs, devices "vgpu" and "vgpu:MODEL": the CPU executes the kernels. The devices are in a separate library,
-// libtandem_vgpu.so, because it is larger than the rest of Tandem and few programs need it. The first open loads it.
+// libtandem_vgpu.so, because it is larger than the rest of Tandem and few programs need it. The first open loads the
+// library.
 #pragma once
 
 #include <memory>

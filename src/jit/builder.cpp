@@ -8,7 +8,7 @@
 namespace tandem::jit {
 namespace {
 
-// A part of every key. Raise it when equal inputs must produce different code.
+// A part of every key. Raise this number when equal inputs must produce different code.
 constexpr std::string_view kKeyVersion = "tandem-2";
 
 // Lengths are part of the hash, so that different lists of texts give different bytes.

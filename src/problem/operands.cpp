@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// No machine has memory beyond this address. Below it sums of addresses and extents fit int64.
+// No machine has memory beyond this address. Below this limit sums of addresses and extents fit int64.
 constexpr uintptr_t kAddressSpace = uintptr_t{1} << 61;
 
 std::optional<DType> dtype_of(tandem_dtype t) {

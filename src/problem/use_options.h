@@ -12,7 +12,8 @@ namespace tandem {
 // as written.
 void use_options(Problem* problem);
 
-// Describes the replacements, such as "score_mod is ALiBi, mask_mod is a window". Empty without replacements.
+// Describes the replacements, such as "score_mod is ALiBi, mask_mod is a window". The text is empty without
+// replacements.
 std::string used_options(const Problem& problem);
 
 }  // namespace tandem

@@ -137,7 +137,8 @@ inline int32_t shift_left(int32_t a, int32_t by) {
   return static_cast<u32>(by) > 31 ? 0 : wrap(static_cast<u32>(a) << (by & 31));
 }
 inline int32_t shift_right(int32_t a, int32_t by) { return a >> (static_cast<u32>(by) > 31 ? 31 : by); }
-// Computed in float64, which is exact: the rounding error is smaller than the distance of a fraction from an integer.
+// The quotient is computed in float64, which is exact: the rounding error is smaller than the distance of a fraction
+// from an integer.
 inline int32_t floor_divide_int(int32_t a, int32_t b) {
   const double quotient = __builtin_floor(static_cast<double>(a) / (b == 0 ? 1.0 : static_cast<double>(b)));
   const bool fits = quotient < 2147483648.0;  // false only for INT_MIN / -1

@@ -204,7 +204,7 @@ XlaError* handle(const XlaFrame& frame, tandem_pass pass, Gpus* gpus) noexcept {
 
 namespace {
 
-// Never destroyed, because another library's static destructor may still call.
+// The contexts are never destroyed, because another library's static destructor may still call.
 Gpus& cuda_gpus() {
   static Gpus& gpus = *new Gpus;
   return gpus;

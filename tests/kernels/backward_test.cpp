@@ -75,7 +75,8 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
   expect_all_good(cases);
 }
 
-// Two CTAs share n_blocks of 256 keys: one n_block and several, the last one partial. Some have keys of one CTA only.
+// Two CTAs share n_blocks of 256 keys: one n_block and several, of which the last is partial. Some have keys of one CTA
+// only.
 TEST(KernelsBackward, PairsOfCtas) {
   std::vector<CheckedCase> cases;
   for (const char* flags :

@@ -166,7 +166,7 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
 }
 
 // Two batches 2^31 elements from each other, of all inputs or of all results. float32 has half as many elements, so
-// that the bytes are equal. No byte between them is accessed.
+// that the bytes are equal. No byte between the two batches is accessed.
 class FarApart {
  public:
   enum class Which { inputs, results };

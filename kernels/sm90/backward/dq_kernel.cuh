@@ -2,7 +2,7 @@
 // kernel has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread
 // loads.
 //
-// A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
+// A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last CTA stores dq. The order,
 // and so the result, does not depend on the chunks.
 #pragma once
 #include "device/pipeline_state.cuh"

@@ -1,6 +1,6 @@
-// A bias in the Hopper forward. Two warps copy it to shared memory; each serves every second warpgroup. A warp copies
-// the rows of an n_block after the warpgroup has read the preceding n_block's. The threads of the warpgroup load the
-// values that their fragments need.
+// A bias in the Hopper forward. Two warps copy the bias to shared memory; each serves every second warpgroup. A warp
+// copies the rows of an n_block after the warpgroup has read the rows of the preceding n_block. The threads of the
+// warpgroup load the values that their fragments need.
 #pragma once
 #include "device/bias_tile.cuh"
 #include "device/fragment_softmax.cuh"

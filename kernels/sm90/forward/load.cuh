@@ -86,9 +86,9 @@ TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const
   }
 }
 
-// One thread loads queries, and keys and values from last to first. During the first loads it takes the next tile and
-// loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles are left.
-// Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
+// One thread loads queries, and keys and values from last to first. During the first loads the thread takes the next
+// tile and loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles
+// are left. Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);

@@ -24,8 +24,8 @@ struct WorkRows {
 
   TANDEM_DEVICE TileCoords tile() const { return kAtOnce ? known : work.tile<T>(p); }
   TANDEM_DEVICE TileCoords result_tile() const { return result_coords<T>(p, tile(), work.index); }
-  // The warpgroup's first row, and the number of rows of the sequence from it on. Both are computed where they are
-  // needed, like the thread's rows, because registers that hold them would be live through the main loop.
+  // The warpgroup's first row, and the number of rows of the sequence from it on. These numbers are computed where they
+  // are needed, like the thread's rows, because registers that hold them would be live through the main loop.
   TANDEM_DEVICE int first_row() const { return tile().m_block * T.tile_m() + w.index * 64; }
   TANDEM_DEVICE int rows_left() const { return (tile().q_rows << log2_of(p.pack_gqa)) - first_row(); }
   TANDEM_DEVICE Row own_row(int i) const {

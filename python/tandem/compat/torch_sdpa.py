@@ -5,8 +5,8 @@
     torch.nn.attention.restore_flash_attention_impl()  # ends it
 
 torch's flash attention (scaled_dot_product_attention with its flash backend, and varlen_attn) then runs Tandem's
-kernels, forward and, on Hopper GPUs, backward. Calls that Tandem does not serve run torch's kernels; either reads the
-other's out and logsumexp. torch still chooses the backend:
+kernels, forward and, on Hopper GPUs, backward. Calls that Tandem does not serve run torch's kernels; Tandem and torch
+read each other's out and logsumexp. torch still chooses the backend:
 ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` selects this one where torch prefers cuDNN.
 
 Importing this module registers the name "Tandem", which needs torch 2.11 or later.

@@ -7,9 +7,9 @@ Importing this module registers the name "tandem" with transformers' AttentionIn
 name then also works wherever transformers is used underneath, as in sentence-transformers
 (``model_kwargs={"attn_implementation": "tandem"}``).
 
-A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass it becomes a few
-options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that see each other,
-chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
+A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass such a mask
+becomes a few options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that
+see each other, chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _pattern(mask_function: Callable) -> Optional[_Pattern]:
 
 
 def _packed(segments: torch.Tensor) -> Options:
-    """Returns the lengths of the packed sequences of (batch, seqlen) tokens. Reads from the device."""
+    """Returns the lengths of the packed sequences of (batch, seqlen) tokens. The function reads from the device."""
     first = torch.ones_like(segments, dtype=torch.bool)
     first[:, 1:] = segments[:, 1:] != segments[:, :-1]
     starts = first.flatten().nonzero().flatten()

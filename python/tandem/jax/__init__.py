@@ -72,7 +72,7 @@ def attention(
     mask : booleans of such a shape: True where a query sees a key.
     scale : factor of the products q k^T; None: 1 / sqrt(head_dim).
     is_causal : query i sees no key beyond position i + offset. alignment defines offset.
-    query_seq_lengths, key_value_seq_lengths : (batch) int32, used rows. Rows beyond them give 0.
+    query_seq_lengths, key_value_seq_lengths : (batch) int32, used rows. Rows beyond these lengths give 0.
     local_window_size : (left, right) or one number for both; None is unbounded.
     return_residual : also return the logarithm of each softmax's sum, (batch, seqlen_q, heads_q) float32, which has
         gradients.

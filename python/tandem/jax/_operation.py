@@ -125,7 +125,7 @@ def _as_varying(result: jax.ShapeDtypeStruct, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def call(operation: Operation, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-    """The custom call. Segments are packed before it."""
+    """The custom call. Segments are packed before the call."""
     arrays = dict(zip(operation.inputs, inputs))
     results = {name: result_of(name, operation, arrays) for name in operation.outputs}
     if "rows_q" not in arrays:

@@ -73,7 +73,7 @@ int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
 
 }  // namespace
 
-// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
+// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch lengths belong to
 // other sequences.
 Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90Tuning& tuning) {
   auto t = forward_options<Sm90ForwardConfig>(p);

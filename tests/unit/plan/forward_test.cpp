@@ -461,7 +461,7 @@ TEST(ForwardPlan, NoKeysAtAll) {
   EXPECT_TRUE(plan_of(packed({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}, 8, 0)).no_keys);
 }
 
-// Under a mask heads run in groups, which shrink as keys grow. Without a mask they run one by one.
+// Under a mask heads run in groups, which shrink as keys grow. Without a mask heads run one by one.
 TEST(ForwardPlan, GroupsOfHeads) {
   for (const int64_t heads : {1, 3, 5, 16, 31, 64}) {
     for (const int64_t batch : {1, 7}) {

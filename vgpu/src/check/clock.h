@@ -30,7 +30,8 @@ struct Row {
   int references = 0;
 };
 
-// Knowledge about other clusters, learnt through global memory. Clusters may share it, so that it never changes.
+// Knowledge about other clusters, learnt through global memory. Clusters may share this object, so that it never
+// changes.
 using Rows = std::vector<Times>;
 using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
 using ForeignRef = std::shared_ptr<const Foreign>;               // null: nothing is known
@@ -66,7 +67,7 @@ struct BySpace {
   const T& of(Memory memory) const { return memory == Memory::global ? global : shared; }
 };
 
-// The knowledge of a thread. A release publishes it.
+// The knowledge of a thread. A release publishes this knowledge.
 struct VectorClock {
   ClockRef seen = {};              // has happened before
   BySpace<ClockRef> proxied = {};  // precedes a proxy fence: ordered for the async proxy

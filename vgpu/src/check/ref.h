@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::check {
 
-// T has a member `int references = 0`. The last Ref deletes it.
+// T has a member `int references = 0`. The last Ref deletes the object.
 template <class T>
 class Ref {
  public:

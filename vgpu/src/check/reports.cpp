@@ -11,7 +11,7 @@ struct ReportWords {
   std::string message;
 };
 
-// site: the other party's.
+// site: the site of the other party.
 ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, const Accessor& other, const Site& site,
                      const Access& access, Memory memory) {
   const std::string who = name_of(other, party.cta);

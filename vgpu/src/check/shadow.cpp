@@ -157,8 +157,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Reads that are ordered before this one need not be kept, and are removed when there is no room. Many of them are
-// removed only now and then.
+// Reads that are ordered before this one need not be kept, and are removed when there is no room. Many ordered reads
+// are removed only now and then.
 void Page::add_read(GranulePart* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {

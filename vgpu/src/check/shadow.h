@@ -1,10 +1,10 @@
 // Shadow memory: the last write to every byte, the accesses since then, and whether the byte is initialised.
 //
 // A page covers 4096 bytes in granules of 16, the smallest unit of asynchronous operations. A granule whose accesses
-// cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover it
-// together form a run. If plain loads and stores access whole words, and each word needs only one epoch, the granule is
-// four epochs. A granule with more readers than the limit is crowded: most of its reads are not checked. Tensor memory
-// has the same shadow: its "bytes" are the 32-bit cells of a column, lane by lane.
+// cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover a
+// granule together form a run. If plain loads and stores access whole words, and each word needs only one epoch, the
+// granule is four epochs. A granule with more readers than the limit is crowded: most of its reads are not checked.
+// Tensor memory has the same shadow: its "bytes" are the 32-bit cells of a column, lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ inline constexpr uint32_t kPageBytes = 4096;
 // True for an atomic access of GPU scope.
 inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
 
-// An access, or the part of an asynchronous operation, that touches a page. The checker derives it, because it knows
-// the happens-before order.
+// An access, or the part of an asynchronous operation, that touches a page. The checker derives this class, because it
+// knows the happens-before order.
 class Touch {
  public:
   virtual ~Touch() = default;
@@ -38,7 +38,7 @@ class Touch {
   virtual Verdict judge(Epoch x) = 0;
   // True if x is a weak store of a constant.
   virtual bool is_constant(Epoch x) const = 0;
-  // Called once for each x in a run of equal granules. at: the position in the page.
+  // The function is called once for each x in a run of equal granules. at: the position in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
   // Narrows a run to the access of one of its lanes.
   virtual void narrow(Epoch lane) = 0;
@@ -57,8 +57,8 @@ class Page {
   // Touches bytes [begin, end) of the page.
   void touch(uint32_t begin, uint32_t end, Touch& touch);
 
-  // Touches a whole granule by the run touch.epoch. Usually all of it is ordered, and the granule stays one part.
-  // Returns false if nothing has changed and each lane must touch its bytes separately.
+  // Touches a whole granule by the run touch.epoch. Usually the whole granule is ordered and stays one part. Returns
+  // false if nothing has changed and each lane must touch its bytes separately.
   bool touch_run(uint32_t granule, Touch& touch);
   // Merges a granule into one part again if its lanes have formed a run.
   void join(uint32_t granule);
@@ -135,7 +135,7 @@ class Page {
   };
   static_assert(sizeof(GranulePart) == 32);
 
-  // The last access to each word. Earlier accesses happened before it.
+  // The last access to each word. Earlier accesses happened before this access.
   using Words = std::array<Epoch, kGranule / 4>;
   union Granule {
     Granule() : whole() {}
@@ -219,7 +219,7 @@ class PageCache {
     uint64_t number = ~uint64_t{0};
     Page* page = nullptr;
   };
-  // The distance of buffers may be a power of two. Corresponding pages in them must not share an entry.
+  // The distance of buffers may be a power of two. Corresponding pages of such buffers must not share an entry.
   PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
 
  private:

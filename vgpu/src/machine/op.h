@@ -83,7 +83,8 @@ struct Detail {
   std::vector<int32_t> targets;
   bool ends = false;
   bool traps = false;  // it ends the kernel
-  // Index in `in` of a predicate. If it is false, registers that are both in and out are only written. -1: none.
+  // Index in `in` of a predicate. If the predicate is false, registers that are both in and out are only written. -1:
+  // none.
   int32_t adds_if = -1;
   bool answers = false, ignored = false;  // out[0] is the result of a wait, which is unused
 };

@@ -48,7 +48,7 @@ class StoredValues {
 };
 
 // An ordinary access of a warp. Lane i of the actor's mask accesses `bytes` bytes at address[i] of memory. Shared
-// memory is block cta[i]'s, or the actor's block's if cta is null.
+// memory belongs to block cta[i], or to the actor's block if cta is null.
 struct LaneAccess {
   Memory memory = Memory::global;
   bool reads = false, writes = false;
@@ -91,12 +91,13 @@ class Observer {
   virtual void block_ends(int32_t /*cta*/) {}
   virtual void exits(const Actor&) {}
 
-  // Called before each instruction is executed. The checker turns it off; traces use it (wants_instructions).
+  // This function is called before each instruction is executed. The checker turns these calls off; traces use them
+  // (wants_instructions).
   virtual bool wants_instructions() const { return false; }
   virtual void executes(const Actor&) {}
 
-  // Called before an access to ordinary memory. Returns the lanes that must not access, because the memory does not
-  // exist; they read 0.
+  // This function is called before an access to ordinary memory. Returns the lanes that must not access, because the
+  // memory does not exist; they read 0.
   virtual uint32_t access(const Actor&, const LaneAccess&) { return 0; }
 
   // Asynchronous operations access memory between issue and completion. `lanes` of the actor are the issuing threads. A

@@ -46,7 +46,7 @@ class Lexer {
   // Consumes the next token if it is this one.
   bool accept(char mark);
   bool accept(std::string_view dotted);
-  // Requires the next token. `what` names it in a refusal: "expected a name".
+  // Requires the next token. `what` names the token in a refusal: "expected a name".
   void expect(char mark);
   Token expect(Token::Kind kind, const char* what);
   [[noreturn]] void unexpected(const std::string& wanted) const;

@@ -36,7 +36,7 @@ struct TracedOperation {
 
 inline constexpr int64_t kNone = -1;  // in place of an operation's number
 
-// A copy as the lanes of an instruction issue it. If all of them issue the same copy, it is drawn once.
+// A copy as the lanes of an instruction issue it. If all lanes issue the same copy, it is drawn once.
 struct TracedCopy {
   int32_t instruction = -1;
   int64_t step = 0;

@@ -140,7 +140,7 @@ inline float decode_one(uint32_t x) {
   constexpr Shape s = shape_of<F>();
   constexpr uint32_t sign = F == Format::ue4m3 ? 0 : 1u << (s.exponent + s.mantissa);
   const uint32_t magnitude = x & ((1u << (s.exponent + s.mantissa)) - 1);
-  // Built as a float32 with the narrow exponent, then scaled: exact, subnormal numbers included.
+  // The value is built as a float32 with the narrow exponent, then scaled, which is exact for subnormal numbers too.
   const float scaled = value(magnitude << (23 - s.mantissa)) * value(static_cast<uint32_t>(254 - s.bias) << 23);
   uint32_t result = bits(scaled);
   if constexpr (s.has_infinity) result |= mask(magnitude > s.max) & kInfinity;

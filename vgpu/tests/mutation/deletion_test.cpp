@@ -116,7 +116,7 @@ std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::ve
   return caught;
 }
 
-// subjects: problems of one kernel. Together they should execute nearly all of its instructions.
+// subjects: problems of one kernel. Together these problems should execute nearly all of the kernel's instructions.
 void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed,
                       const char* entry = "forward") {
   const std::vector<Survivor> known = read(listed);

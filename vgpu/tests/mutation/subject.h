@@ -74,7 +74,7 @@ class Changed {
   std::map<std::string, std::string> changed_;  // storage for texts_
 };
 
-// Skipped if no compiler is available.
+// Tests are skipped if no compiler is available.
 class CompilerTest : public testing::Test {
  protected:
   void SetUp() override;

@@ -1,4 +1,4 @@
-// Program::decode: converts a kernel's PTX to ops. Called functions are decoded into it at each call.
+// Program::decode: converts a kernel's PTX to ops. Called functions are decoded into the kernel at each call.
 #include <algorithm>
 #include <set>
 

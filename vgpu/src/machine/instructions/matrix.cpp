@@ -10,7 +10,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-// Executed by whole warps, because the registers of the lanes belong to one matrix.
+// Whole warps execute these instructions, because the registers of the lanes belong to one matrix.
 struct MatrixDetail : Detail {  // in: address, stored registers; out: loaded registers
   units::MatrixAccess access;
   AccessForm form;

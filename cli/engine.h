@@ -30,7 +30,7 @@ class ToolEngine {
   std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
 
   const bool emulated_;
-  std::unique_ptr<Gpu> gpu_;  // first member, because its refusal is the clearest
+  std::unique_ptr<Gpu> gpu_;  // first member, because the GPU's refusal is the clearest
   Context context_;
   size_t needed_ = 0;
   std::vector<std::byte> workspace_;

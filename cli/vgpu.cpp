@@ -186,7 +186,7 @@ struct Reported {
   vgpu::Finding finding;
   std::string text;  // for users
   std::string kernel;
-  std::string place, other;  // places of both parties; "": none
+  std::string place, other;  // places of both accesses; "": none
   int schedule = 0;
 };
 

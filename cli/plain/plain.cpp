@@ -295,7 +295,7 @@ void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const Ke
   }
   c.each_row(m, [&](int64_t i) {
     float* row = gradient.data() + i * n;
-    const KeySpan keys = visible_keys(p, s, i);  // slopes are set for these alone
+    const KeySpan keys = visible_keys(p, s, i);  // slopes are set for visible keys alone
     for (int64_t j = keys.begin; capped && j < keys.end; ++j) row[j] *= slopes.data()[i * n + j];
     round_row(c.round_to, row, n);
   });

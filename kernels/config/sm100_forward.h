@@ -10,7 +10,7 @@ struct Sm100ForwardConfig {
   int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 16; at most 256
   int ex2_emu_pairs = 4;                 // pairs of 16 whose exponentials run on the FMA units
   bool two_cta = false;                  // two-CTA products
-  bool clc = false;                      // one CTA per tile; running CTAs take over others (CLC)
+  bool clc = false;                      // one CTA per tile; running CTAs take over tiles (CLC)
   bool f32_out = false;                  // float32 result, else the type of q
   bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
   bool split_keys = false;               // float32 results of splits, merged by combine_splits()

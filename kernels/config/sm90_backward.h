@@ -24,7 +24,7 @@ struct Sm90BackwardConfig {
   bool store_from_registers = false;  // dk, dv stored from registers: float32 or accumulated
   bool m_split = false;               // an n_block's iterations split over CTAs; see `convert`
   bool single_n_block = false;        // one n_block: dq is complete and stored directly
-  bool short_q = false;               // at most kShortQ per head; only these add to dq
+  bool short_q = false;               // at most kShortQ queries per head, which alone add to dq
   bool split_q_heads = false;         // split by query heads, which accumulate dk and dv in order
   bool captured = false;              // computes gradients of tensors that score_mod reads
   bool captured_per_tile = false;     // also for tiles that read one element per tensor
@@ -71,7 +71,7 @@ struct Sm90BackwardConfig {
   constexpr int dq_parts() const { return warpgroup_roles() ? 1 : warpgroups; }  // per CTA
   constexpr int dq_threads() const {
     return staged() && !warpgroup_roles() && !stages_bias() ? 3 : 2;
-  }  // they alternate
+  }  // the threads alternate
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
@@ -107,7 +107,7 @@ struct Sm90BackwardConfig {
     return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
   }
   constexpr int cluster2_columns() const { return warpgroup_roles() ? 128 : head_dim / 2; }
-  constexpr int cluster2_column(int rank, int c) const {  // column of its c-th block of 64
+  constexpr int cluster2_column(int rank, int c) const {  // column of the c-th block of 64
     return warpgroup_roles() ? warpgroup_role_dq_column(rank, c) : rank * (head_dim / 2) + c;
   }
   // The n-th pair of a thread in a warpgroup's product of 64 rows.

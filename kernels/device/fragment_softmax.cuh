@@ -14,7 +14,7 @@ struct FragmentSoftmax {
   // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
   // first visible key.
   float row_max[2] = {0, 0};
-  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
+  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above this limit move row_max
   int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()
   // Sums over this thread's columns: of earlier iterations, of the last iteration (lazy_max adds it later), and of
   // rounding errors. The divisor is sum + rounding, because probabilities are rounded before they are multiplied.
@@ -131,7 +131,7 @@ struct FragmentSoftmax {
   // unit compares two.
   template <int n>
   TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
-    int largest[2] = {kNever, kNever};  // two chains, because one would wait for its own results
+    int largest[2] = {kNever, kNever};  // two chains, because one would wait for earlier results
 #pragma unroll
     for (int r = 0; r < n; r += 4) {
 #pragma unroll

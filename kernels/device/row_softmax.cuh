@@ -8,9 +8,9 @@ struct RowSoftmax {
   // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
   // first visible key.
   float row_max = 0;
-  float rescale_above = -kInfinity;  // scores above it move row_max
+  float rescale_above = -kInfinity;  // scores above this limit move row_max
   Float2 sum = float2_of(0);         // sums of even and odd columns
-  float step_sum = 0;                // the last iteration's, if it computed no maximum
+  float step_sum = 0;                // sum of the last iteration, if no maximum was computed
   float rounding = 0;                // divisor minus sum: see add_rounding()
   float alpha;                       // factor of earlier sums and results, if rescale
   bool rescale;                      // warp-uniform
@@ -62,7 +62,7 @@ struct RowSoftmax {
   }
   TANDEM_DEVICE bool overflowed() const {
     return !(total() <= kOverflowedSum);
-  }  // also true for NaN: rescale_sum() may produce one
+  }  // also true for NaN, which rescale_sum() may produce
 
   // After the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below kOverflowedSum.
   // Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.

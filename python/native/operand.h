@@ -71,7 +71,7 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
 
 /* The caller's references keep the tensor alive; its sizes are copied, because another thread may resize it. */
 static Reading read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, Operand* o) {
-  DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit; a test of the C interface holds it to that */
+  DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit, as a test of the C interface checks */
   if (exchange->dltensor_from_py_object_no_sync(object, t) != 0) {
     PyErr_Clear();
     return kNeedsDescription;

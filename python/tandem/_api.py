@@ -464,7 +464,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front.serves_backward(call_args):  # by torch's operator, if it serves the call
+            if backward and not front.serves_backward(call_args):  # by torch's operator, if that serves the call
                 front.refuse_other_gradients(call_args)
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))

@@ -119,7 +119,7 @@ def call(what: int, call_args: CallArgs) -> None:
 
 def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
     """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
-    arrays = dict(call_args)  # the arrays before they were described
+    arrays = dict(call_args)  # the arrays before the binding described them
     memory, size = 0, 0
     while request is not None:
         wanted, detail = request
@@ -175,7 +175,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
     """Raises ValueError if an option has a value that tandem.attention does not have."""
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
-    except (RuntimeError, TypeError, ValueError):  # it has several values, or no value
+    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
         raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
     if not is_flag:
         raise ValueError(

@@ -72,7 +72,7 @@ def new_lse(q: Tensor) -> Tensor:
 # not change.
 _SEED = INPUTS.index("seed")
 _SINK = INPUTS.index("sink")  # autocast casts the inputs before it
-DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
+DIFFERENTIABLE = _SINK + 1  # the number of inputs with gradients, which come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod's
 _parameters += ", *, " + ", ".join(SCHEMA)
@@ -265,7 +265,7 @@ def _differentiate(
     wanted, options = list(ctx.needs_input_grad[:DIFFERENTIABLE]), ctx.options
     if captured:
         names, numbers = (options.get(f"score_mod_{part}") or () for part in ("names", "numbers"))
-        of_score_mod = len(names) - len(numbers)  # these are first; a mask has no gradient
+        of_score_mod = len(names) - len(numbers)  # score_mod's tensors come first; a mask has no gradient
         wanted_captured = [w and n < of_score_mod for n, w in enumerate(wanted_captured)]
         options = {**options, "wanted_captured": wanted_captured}
     *gradients, others = backward(dout, dlse, out, lse, *append_captured(inputs, captured), wanted=wanted, **options)

@@ -28,13 +28,13 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kMaxParts = 64;                          // captured gradients: the most threads that share the work
-constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all their tables, unless one alone has more
+constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all tables, unless one table has more
 constexpr size_t kSlotBudget = size_t{8} << 20;            // bytes; more where the inputs are large themselves
 
-struct Head {  // one (sequence, key head)
+struct Head {  // for one (sequence, key head)
   int32_t sequence, head_k;
   int64_t cost;
-  int64_t first_tile;  // its row tiles in Layout::turns
+  int64_t first_tile;  // row tiles of this head in Layout::turns
   std::atomic<int32_t> blocks_left;
 };
 

@@ -156,7 +156,7 @@ inline void hide_by_bias(ScoreTile t, float* scratch) {
 struct ScoreUnit {
   double product;  // unit of the products of queries and keys
   double stored;   // unit of the scores that finish_scores() stores
-  float log2;      // stored, times log2 e: what exponents need
+  float log2;      // stored unit times log2 e, for exponents
 };
 inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
   const double product = scaled_queries ? 1.0 : p.softmax_scale, stored = plain_scores(p) ? product : 1.0;
@@ -165,7 +165,7 @@ inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
 
 // The memory that options need in addition to a tile of scores; null without those options.
 struct TileMemory {
-  float* bias = nullptr;        // as add_bias() takes it
+  float* bias = nullptr;        // the layout that add_bias() expects
   float* slope = nullptr;       // output: d score / d (scaled product); null: not wanted
   float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
   int32_t* visible = nullptr;   // [key][kPanel]: 1: visible, 0: hidden; null: all visible

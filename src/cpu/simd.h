@@ -61,9 +61,9 @@ inline VF exp2(VF x) {
   const VF f{_mm512_reduce_ps(x.raw, 0x09)};  // x - floor(x)
   return VF{_mm512_scalef_ps(exp2_fraction<Degree>(f).raw, x.raw)};
 #else
-  const VF magic = set(12582912.0f + 127.0f);   // 1.5 * 2^23: what is added to it is rounded to an integer
+  const VF magic = set(12582912.0f + 127.0f);   // 1.5 * 2^23: adding a number rounds it to an integer
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-  const VF clamped = hn::Max(set(-127.0f), x);  // in this order NaN passes
+  const VF clamped = hn::Max(set(-127.0f), x);  // with this order of operands NaN remains
 #else
   const VF clamped = select(hn::Lt(x, set(-127.0f)), set(-127.0f), x);
 #endif

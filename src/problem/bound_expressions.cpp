@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // size in the version that introduced it
+constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // size in the version that introduced the struct
 
 constexpr DTypes kReadable =
     kFloats | only(DType::boolean) | only(DType::i32) | only(DType::i64);  // types of tensors that expressions may read

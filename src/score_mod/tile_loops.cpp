@@ -19,7 +19,7 @@ constexpr double kLn2 = 0.6931471805599453094, kLog2e = 1.4426950408889634074;
 inline double exp2_of(double x) {
   x = x > 1000 ? 1000 : x;
   x = x < -1000 ? -1000 : x;
-  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding a number rounds it to an integer
   const double shifted = x + kRound;
   const double r = (x - (shifted - kRound)) * kLn2;  // |r| <= 0.35
   double p = 1.0 / 362880;                           // e^r by its Taylor series

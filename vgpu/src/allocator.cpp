@@ -9,7 +9,7 @@
 namespace tandem::vgpu {
 namespace {
 
-constexpr size_t kAlignment = 256;  // as the CUDA driver gives it
+constexpr size_t kAlignment = 256;  // alignment of the CUDA driver's memory
 
 uintptr_t place_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 

@@ -28,7 +28,7 @@ struct TwoCtaBarriers {
   u64 qt_empty, doutt_empty;
   u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
   u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: received in both CTAs
-  u64 tile_signalled, tile_read;  // next tile's number received; leader: other CTA read it
+  u64 tile_signalled, tile_read;  // next tile's number received; leader: read by other CTA
   int next_tile;
 };
 

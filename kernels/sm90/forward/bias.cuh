@@ -42,7 +42,7 @@ struct BiasLoader {
   const ForwardParams& p;
   SharedStorage<T>& s;
   const BiasLayout<T.options.bias> bias;
-  u32 parities = 0;  // next n_block's, one bit per warpgroup
+  u32 parities = 0;  // phases of the next n_block, one bit per warpgroup
   BiasUnderWay under_way;
 
   TANDEM_DEVICE BiasLoader(const ForwardParams& params, SharedStorage<T>& shared)

@@ -258,7 +258,7 @@ class _Made(NamedTuple):
 
     expression: Mod
     sizes: tuple[Any, ...]
-    lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts its writes
+    lists: tuple[tuple[Tensor, int], ...]  # each tensor with its version, which counts writes
 
     @classmethod
     def of(cls, block_mask: BlockMask, text: Mod) -> _Made:

@@ -311,11 +311,11 @@ TEST_F(Driver, EncodesATensorMapOnce) {
   EXPECT_EQ(fake->encoded, 1);
   EXPECT_EQ(std::memcmp(&first, &again, sizeof first), 0);
   std::thread([&] { EXPECT_TRUE(device->encode(spec, &again).ok()); }).join();
-  EXPECT_EQ(fake->encoded, 2);  // each thread has its own
+  EXPECT_EQ(fake->encoded, 2);  // each thread has a separate cache
   const auto other = open("cuda:1"), reopened = open();
   ASSERT_TRUE(other->encode(spec, &again).ok());
   ASSERT_TRUE(reopened->encode(spec, &again).ok());
-  EXPECT_EQ(fake->encoded, 4);  // as has each device
+  EXPECT_EQ(fake->encoded, 4);  // each device has a separate cache, too
 }
 
 TEST_F(Driver, EncodesATensorMapThatDiffersInAnything) {

@@ -59,7 +59,7 @@ class Access : public Touch {
     uint64_t address;
   };
   std::vector<Conflict> conflicts;    // one entry per site
-  uint64_t page = 0;                  // addresses in the page are relative to it
+  uint64_t page = 0;                  // addresses in the page are relative to this address
   std::vector<uint32_t> tensor_past;  // sites of earlier tcgen05 operations
 
  private:

@@ -61,7 +61,7 @@ struct CheckedNamedBarrier {
   VectorClock arrived;  // published in the current generation
   int32_t generation = 0;
   std::array<VectorClock, 4> complete;          // the last generations, by number
-  std::array<int32_t, kLanes> generation_of{};  // in which each warp arrived last
+  std::array<int32_t, kLanes> generation_of{};  // generation in which each warp arrived last
 };
 
 struct ClusterBarrier {
@@ -71,13 +71,13 @@ struct ClusterBarrier {
 
 struct CheckedMbarrier {
   uint16_t row = 0;
-  uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
+  uint8_t lane = 0;           // entry in clocks: phases completed, over all lives
   int32_t phases_before = 0;  // completed in earlier lives of the barrier
   int64_t phase = 0;          // number of the phase that has begun
   bool alive = false;
   Epoch init;
   bool fenced = false;                  // a fence.mbarrier_init followed the init
-  VectorClock published;                // by all arrivals so far
+  VectorClock published;                // published by all arrivals so far
   std::array<VectorClock, 2> complete;  // published when the last phases of each parity completed
   uint32_t count = 1;                   // arrivals of a phase
   int32_t committed = 0;                // phase, over all lives, of a peer's last tcgen05.commit

@@ -47,7 +47,7 @@ class Findings {
     bool made = false;
     uint64_t times = 0;
     std::set<uint64_t> addresses;
-    std::set<std::pair<int32_t, int32_t>> warps;  // with their blocks
+    std::set<std::pair<int32_t, int32_t>> warps;  // warps with their blocks
     std::set<int32_t> other_lines;
   };
   int32_t line_of(int32_t instruction);

@@ -123,7 +123,7 @@ class Page {
   struct GranulePart {
     Epoch write;
     Epoch since[2];           // reads since the write, and atomic updates before it
-    uint32_t others = 0;      // index; 0: none. In a granule of several parts: their index
+    uint32_t others = 0;      // index; 0: none. If split: index of the parts
     uint16_t bytes = 0xffff;  // 0: in several parts
     bool initialised = false;
     bool is_wide = true;  // all accesses since the last ordinary write are wide

@@ -55,7 +55,7 @@ inline constexpr uint32_t kGranule = 16;
 // that share a granule, each with the same number of bytes.
 class Epoch {
  public:
-  static constexpr int32_t kLatest = (1 << 24) - 1;  // later times are represented by this one
+  static constexpr int32_t kLatest = (1 << 24) - 1;  // represents all later times
   static constexpr uint32_t kMaxSites = 1u << 27;
 
   Epoch() = default;

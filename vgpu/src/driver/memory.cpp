@@ -298,7 +298,7 @@ CUresult pointer_attribute(DriverState& state, void* value, int attribute, CUdev
     case 9: return set(0);                                         // device
     case 10: return set(static_cast<unsigned>(0));                 // legacy IPC
     case 11: return set(known ? found->first : CUdeviceptr{0});    // begin of the range
-    case 12: return set(known ? found->second.bytes : size_t{0});  // its size
+    case 12: return set(known ? found->second.bytes : size_t{0});  // size of the range
     case 13: return set(static_cast<unsigned>(1));                 // mapped
     case 14: return set(0u);                                       // handle types
     case 15: return set(0ull);                                     // GPU direct

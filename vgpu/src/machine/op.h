@@ -82,7 +82,7 @@ struct Detail {
   // Ops that may follow instead of the next op, and whether the next op never follows.
   std::vector<int32_t> targets;
   bool ends = false;
-  bool traps = false;  // it ends the kernel
+  bool traps = false;  // the op ends the kernel
   // Index in `in` of a predicate. If the predicate is false, registers that are both in and out are only written. -1:
   // none.
   int32_t adds_if = -1;
@@ -100,7 +100,7 @@ struct alignas(64) Op {
   static constexpr uint8_t kProduct = 2;           // some operand is a register of wgmmas
   static constexpr uint8_t kUnwritten = 4;         // an operand may be an unwritten register: Code::uses
   uint32_t flip = 0;                               // ~0: executed where the guard is false
-  int32_t guard = 0;                               // always there: the constant "true" for most
+  int32_t guard = 0;                               // always present: the constant "true" for most ops
   int32_t d = -1, a = -1, b = -1, c = -1, e = -1;  // registers; a branch: d is its target, a its join
   int32_t source = 0;                              // index into Code::sources
 

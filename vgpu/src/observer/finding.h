@@ -86,9 +86,9 @@ struct Finding {
   Accessor other;                    // instruction -1: no other party
   std::string subject;               // the address by symbol, "shared k[2] + 0x1200 (0x14a00)"
   std::string message;               // one sentence: the event
-  uint64_t times = 1;                // it happened
+  uint64_t times = 1;                // the violation happened
   uint64_t places = 0, warps = 0;    // numbers of addresses and warps; 0: unknown
-  std::vector<int32_t> others = {};  // instructions at other lines that the other party was at
+  std::vector<int32_t> others = {};  // instructions of the other party at other lines
 };
 
 }  // namespace tandem::vgpu

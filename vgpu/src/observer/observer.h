@@ -107,7 +107,7 @@ class Observer {
                             std::span<const Span> /*writes*/) {
     return true;
   }
-  virtual void async_completes(AsyncId) {}                               // its data has moved
+  virtual void async_completes(AsyncId) {}                               // the operation's data has moved
   virtual void async_signals(AsyncId, BarrierId, uint32_t /*bytes*/) {}  // completion is seen by waiters of this phase
   // Groups: cp.async, bulk stores, wgmma (per thread, or per warp for wgmma). All operations of these threads and kind
   // since their last commit form the group. wait: at most `pending` groups are still outstanding. read_only: only their
@@ -134,7 +134,8 @@ class Observer {
   virtual void mbarrier_invalidates(const Actor&, BarrierId) {}
   virtual void mbarrier_arrives(const Actor&, BarrierId, uint32_t /*count*/, uint32_t /*expect_bytes*/, Order, Scope) {}
   virtual void mbarrier_completes(BarrierId, uint64_t /*phase*/) {}  // phase: 0, 1, 2, ... since init
-  virtual void mbarrier_passes(const Actor&, BarrierId, uint64_t /*phase*/, Order, Scope) {}  // the last completed one
+  virtual void mbarrier_passes(const Actor&, BarrierId, uint64_t /*phase*/, Order, Scope) {
+  }  // the last completed phase
 
   // Fences.
   virtual void fence(const Actor&, Order, Scope) {}

@@ -16,7 +16,7 @@ struct Entity {
   enum class Kind : uint8_t { none, reg, symbol, function, branch_targets, call_targets, prototype };
   Kind kind = Kind::none;
   int32_t index = -1;  // index of a register, symbol, function or list of targets
-  int32_t depth = -1;  // depth of its scope
+  int32_t depth = -1;  // depth of the name's scope
 };
 
 // All names of a text.
@@ -24,7 +24,7 @@ class NameTable {
  public:
   explicit NameTable(size_t expected);
   NameId add(std::string_view name);
-  NameId find(std::string_view name) const;  // -1: not there
+  NameId find(std::string_view name) const;  // -1: absent
   size_t size() const { return names_.size(); }
 
  private:
@@ -78,7 +78,7 @@ class Names {
   const ParameterizedRegisters* find_parameterized(std::string_view name, int32_t deeper_than) const;
 
   NameTable ids_;
-  std::vector<Entity> entities_;                       // by NameId: what it stands for now
+  std::vector<Entity> entities_;                       // by NameId: the entity that the name denotes now
   std::vector<int32_t> parameterized_by_prefix_;       // by NameId of the prefix: the innermost, or -1
   std::vector<ParameterizedRegisters> parameterized_;  // all open scopes, the innermost last
   std::vector<NameScope> scopes_;

@@ -19,7 +19,7 @@ struct Mark {
 };
 
 struct TracedWait {
-  size_t at = 0;  // number of instructions before it
+  size_t at = 0;  // number of instructions before the event
   int64_t begin = 0;
   Mark end;
 };
@@ -27,8 +27,8 @@ struct TracedWait {
 struct TracedOperation {
   Unit unit = kCopiesIn;
   int32_t block = 0;           // index of the recorded block
-  int warps = 0;               // warps that have issued it
-  int64_t issued = 0;          // step at which the last warp issued it
+  int warps = 0;               // warps that have issued the operation
+  int64_t issued = 0;          // step at which the last warp issued the operation
   int64_t begin = 0, end = 0;  // begin and end of the unit's work
   int64_t seen = 0;            // step at which waiters see the completion
   int32_t instruction = -1;

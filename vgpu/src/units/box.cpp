@@ -23,7 +23,7 @@ uint32_t packed_bytes(const gpu::TensorMapSpec& map) {
 
 // A row of the box: dimension 0, contiguous on both sides.
 struct BoxRow {
-  uint64_t global = 0;           // address of its first element, inside the tensor or not
+  uint64_t global = 0;           // address of the first element, perhaps outside the tensor
   uint32_t image = 0;            // offset in the image
   uint32_t first = 0, last = 0;  // bytes of the row inside the tensor: [first, last)
 };

@@ -87,7 +87,8 @@ template <Format F>
 inline uint32_t finish(uint32_t kept, uint32_t magnitude, uint32_t negative, uint32_t outward, const FitMasks& fit) {
   constexpr Shape s = shape_of<F>();
   constexpr uint32_t infinity = s.max + 1;
-  constexpr bool saturates = !s.has_infinity || s.exponent + s.mantissa < 15;  // .satfinite is mandatory there
+  constexpr bool saturates =
+      !s.has_infinity || s.exponent + s.mantissa < 15;  // .satfinite is mandatory for these formats
   const uint32_t overflows = mask(!saturates) & ~fit.saturate & (outward | mask(magnitude == kInfinity));
   uint32_t result = pick(kept > s.max, pick(overflows, infinity, s.max), kept);
   result |= negative & (1u << (s.exponent + s.mantissa));

@@ -57,7 +57,7 @@ struct Rows {
   // exact result. [ftz]
   Unary ex2_approx[2], lg2_approx[2], rcp_approx[2], rsqrt_approx[2], sqrt_approx[2], sin_approx[2], cos_approx[2];
   Unary tanh_approx;
-  Binary div_approx[2];  // 2^126 < |b| < 2^128: zero, as the GPU has it
+  Binary div_approx[2];  // 2^126 < |b| < 2^128: zero, as on the GPU
   Binary div_full[2];
 
   // A number wins against NaN, unless NaN is propagated. -0 < +0. [propagate NaN][ftz]

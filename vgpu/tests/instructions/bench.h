@@ -39,8 +39,8 @@ const std::vector<Bench>& benches();
 // Memory of a device that a kernel receives as a parameter.
 struct Memory {
   std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
-  bool output = false;           // else it is only read
-  bool scratch = false;          // its contents are no result: addresses, for example
+  bool output = false;           // else the kernel only reads the memory
+  bool scratch = false;          // the contents are no result: addresses, for example
 
   Memory() = default;
   template <class T>

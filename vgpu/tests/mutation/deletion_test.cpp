@@ -18,8 +18,8 @@ namespace tandem::test {
 namespace {
 
 struct Survivor {
-  std::string instruction, line;  // parts of its name, and of a source line that it comes from
-  int most = 1;                   // copies of it: the compiler unrolls loops
+  std::string instruction, line;  // parts of its name, and of its source line
+  int most = 1;                   // copies of the instruction: the compiler unrolls loops
 };
 
 // "mbarrier.try_wait at mbarrier_wait(&s.k_empty", or the same after "3 x "; the reason is indented.

@@ -21,7 +21,7 @@ namespace tandem::test {
 struct Found {
   std::string rule;
   std::string text;                          // the whole report
-  std::set<std::pair<std::string, int>> at;  // source lines of both parties and of their calls
+  std::set<std::pair<std::string, int>> at;  // source lines of both accesses and of their calls
   bool warning = false;
 };
 

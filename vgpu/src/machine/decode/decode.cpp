@@ -129,7 +129,7 @@ class KernelDecoder {
           place.at = s < code_->memory->address.size() ? reinterpret_cast<uintptr_t>(code_->memory->address[s]) : 0;
           break;
         case Space::local:
-        case Space::param: {  // entry parameters are set; these belong to calls
+        case Space::param: {  // parameters of calls, not of the entry
           place.space = Space::local;
           place.at = static_cast<uint64_t>(builder_.local_space(symbol.bytes(), std::max(symbol.alignment, 1)));
           break;

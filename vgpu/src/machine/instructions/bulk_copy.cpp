@@ -13,7 +13,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-constexpr uint32_t kGranule = 16;  // sizes and addresses are multiples of it
+constexpr uint32_t kGranule = 16;  // sizes and addresses are multiples of this number
 
 struct BulkDetail : Detail {
   Direction direction = Direction::load;
@@ -31,7 +31,7 @@ std::string hex_place(uint64_t address, uint32_t bytes) { return str_cat(bytes, 
 struct End {
   std::byte* at = nullptr;
   Block* block = nullptr;  // null: global
-  uint64_t address = 0;    // as observers have it
+  uint64_t address = 0;    // the form that observers receive
 };
 
 bool is_aligned(Context& context, const Op& op, uint64_t address) {

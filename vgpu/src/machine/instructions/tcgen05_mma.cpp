@@ -10,7 +10,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-struct MmaDetail : Detail {  // in: by the numbers below; -1: not there
+struct MmaDetail : Detail {  // in: by the numbers below; -1: absent
   units::TmmaForm form;
   int32_t d = -1, a = -1, b = -1, instruction = -1, accumulate = -1, scale_a = -1, scale_b = -1, zero_columns = -1,
           mask = -1;

@@ -133,7 +133,7 @@ bool issue_shift(Context& context, const Op& op, const ShiftDetail& detail, uint
   units::list_shift_ranges(address, &cells);
   for (const Block* block : work.blocks) {
     if (!check_cells(context, op, *block, cells)) return false;
-    add_cells(*block, cells, &work.writes);  // the product reads them too
+    add_cells(*block, cells, &work.writes);  // the shift also reads these columns
   }
   auto& ops = tensor_ops(work.blocks);
   for (const TensorOp& before : ops)

@@ -79,7 +79,7 @@ std::string stuck_table(const Cluster& cluster) {
 
 void report_deadlock(Cluster& cluster) {
   Actor actor{cluster.blocks[0].cta, -1, 0, -1};
-  for (const Warp* warp : cluster.warps)  // the first that waits
+  for (const Warp* warp : cluster.warps)  // the first waiting fragment
     for (const Fragment& fragment : warp->fragments)
       if (fragment.mask != 0 && fragment.tried && actor.instruction < 0)
         actor = {warp->block->cta, warp->index, fragment.mask,

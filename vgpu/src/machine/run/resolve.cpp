@@ -69,7 +69,7 @@ class Resolver {
         return true;
       }
       case ptx::Space::param: {
-        if (in_window(address, kLocalWindow)) {  // a parameter of a function, its address taken
+        if (in_window(address, kLocalWindow)) {  // a function's parameter whose address is taken
           AccessForm form = form_;
           form.space = ptx::Space::local;
           return Resolver(context_, op_, form, places_).lane(lane, address);

@@ -81,7 +81,7 @@ struct Warp {
   uint64_t executed = 0;  // ops
   int64_t clock_reads = 0;
   int32_t thread_registers = 0;  // registers of each thread: setmaxnreg
-  size_t reallocations = 0;      // setmaxnregs that it has executed
+  size_t reallocations = 0;      // setmaxnreg instructions that the warp has executed
 
   // Registers that asynchronous operations hold, by row of 32 * 4 bytes: the group or number after which they are free.
   std::vector<uint32_t> mma_writes, mma_reads, tmem_loads;
@@ -143,9 +143,9 @@ struct Block {
   std::unique_ptr<units::TensorMemory> tensor_memory;
   std::array<bool, 16> tmem_used{};  // by 32 columns
   bool tmem_relinquished = false;
-  int32_t cta_group = 0;             // value in its tcgen05 instructions
+  int32_t cta_group = 0;             // .cta_group of the block's tcgen05 instructions
   uint64_t pair_steps = 0;           // allocations that the block has reached with its peer
-  std::vector<uint32_t> tmem_given;  // columns allocated for it, not returned yet
+  std::vector<uint32_t> tmem_given;  // columns allocated for this block, not returned yet
   std::vector<TensorOp> tensor_ops;  // operations of the pair, in the block of even rank
 };
 

@@ -9,7 +9,7 @@ namespace {
 
 const std::string not_on_the_gpu = "not on the GPU: ";
 
-// True if the sentence has CUDA's name of the out-of-memory error, or comes from a virtual GPU's allocator.
+// Returns true if the sentence has CUDA's name of the out-of-memory error, or comes from a virtual GPU's allocator.
 bool is_out_of_memory(std::string_view sentence) {
   return sentence.find("OUT_OF_MEMORY") != std::string_view::npos ||
          sentence.find("virtual GPU's memory") != std::string_view::npos;

@@ -210,7 +210,7 @@ class Context {
   tandem_context* get() const { return handle_; }
   std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, AVX2"
   int32_t threads() const { return tandem_context_threads(handle_); }
-  // True if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
+  // Returns true if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
   bool on_host() const { return on_host_; }
 
  private:

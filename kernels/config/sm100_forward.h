@@ -61,7 +61,7 @@ struct Sm100ForwardConfig {
   // Shared memory besides the blocks: row sums and shifts, work tiles, barriers.
   static constexpr int kSmallBytes = 3072;
   static constexpr int smem_bytes() { return kMaxBlockBytes + kSmallBytes; }
-  // True if the ring has capacity for the keys of an iteration and the values of the preceding iteration.
+  // Returns true if the ring has capacity for the keys of an iteration and the values of the preceding iteration.
   constexpr bool ring_fits() const { return ring_slots() >= k_blocks() + v_blocks(); }
 
   // Columns of tensor memory: two score buffers, then results. Probabilities, two per column, overwrite scores from the

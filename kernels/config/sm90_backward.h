@@ -48,7 +48,7 @@ struct Sm90BackwardConfig {
   constexpr int dk_columns() const { return shared_p() && !warpgroup_roles() ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return shared_p() && !warpgroup_roles() ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // True if scores are more than scaled products and a bias that passes through shared memory.
+  // Returns true if scores are more than scaled products and a bias that passes through shared memory.
   constexpr bool has_score_mod() const {
     return options.changes_products() || options.mask_mod || options.block_mask ||
            (options.bias != Bias::none && !stages_bias());
@@ -187,7 +187,7 @@ struct Sm90BackwardConfig {
                                                                                                 : 0;
   }
   constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
-  // True if a warpgroup's columns are whole blocks of 64; otherwise they are half of a block.
+  // Returns true if a warpgroup's columns are whole blocks of 64; otherwise they are half of a block.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
     if (head_dim % 64 != 0 || head_dim_v % 64 != 0 || smem_bytes() > kMaxSmemBytes) return false;

@@ -20,8 +20,8 @@ struct Sm90ForwardConfig {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // CTAs per cluster.
   constexpr int ctas() const { return bias_ctas > kv_ctas ? bias_ctas : kv_ctas; }
-  // True if scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately,
-  // only for n_blocks that need it.
+  // Returns true if scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated
+  // separately, only for n_blocks that need it.
   constexpr bool has_score_mod() const {
     return options.changes_products() || (options.mask_mod && !options.block_mask);
   }
@@ -32,7 +32,8 @@ struct Sm90ForwardConfig {
   constexpr int mask_bytes() const {
     return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
   }
-  // True if the main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
+  // Returns true if the main kernel and the kernels before it may begin before the preceding kernel of the stream has
+  // ended.
   static constexpr bool overlaps_launches() { return true; }
   // Block mask: the number of rows that share one state per n_block, and the number of such units per tile.
   static constexpr int step_rows() { return 64; }

@@ -83,7 +83,7 @@ struct FragmentSoftmax {
     sum[0] += step_sum[0];
     sum[1] += step_sum[1];
   }
-  // True if the sum of row i is not reliable.
+  // Returns true if the sum of row i is not reliable.
   TANDEM_DEVICE bool overflowed(int i) const { return !(sum[i] <= kOverflowedSum); }
 
   // Replaces scores [begin, end) of an iteration by 2^(scale * score - row_max).
@@ -126,7 +126,7 @@ struct FragmentSoftmax {
     return lower >= 0 ? __float_as_int(lower) : kNever;
   }
 
-  // True if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
+  // Returns true if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
   // non-negative floats are ordered like the floats. The integer unit compares three numbers at once, and the float
   // unit compares two.
   template <int n>
@@ -159,7 +159,7 @@ struct FragmentSoftmax {
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
 
-  // True for the whole warp if any row exceeds its limit.
+  // Returns true for the whole warp if any row exceeds its limit.
   TANDEM_DEVICE bool passes_limit() const { return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]); }
   // Adds the iteration to the sums. row: the iteration's sum over the four lanes of a row.
   template <int n, class Wait>

@@ -2,7 +2,7 @@
 #pragma once
 #include "device/m_block_iterator.cuh"
 
-// True if the main kernel stores dq.
+// Returns true if the main kernel stores dq.
 template <auto T>
 TANDEM_DEVICE constexpr bool single_n_block() {
   if constexpr (requires { T.single_n_block; }) return T.single_n_block;
@@ -14,7 +14,7 @@ template <auto T>
 TANDEM_DEVICE int tile_heads(const BackwardParams& p) {
   return p.heads_k * (split_q_heads<T>() ? p.m_splits : 1);
 }
-// True if a head of all sequences comes before the next head, because sequences share a bias.
+// Returns true if a head of all sequences comes before the next head, because sequences share a bias.
 template <auto T>
 TANDEM_DEVICE bool sequences_follow(const BackwardParams& p) {
   return T.options.bias != Bias::none && p.bias_batch == 0;

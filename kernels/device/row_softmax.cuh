@@ -35,15 +35,15 @@ struct RowSoftmax {
     step_sum = total_of(step);
     sum = sum + step;
   }
-  // True if in some row of the warp the iteration may be one key with all the weight. The first condition compares with
-  // a constant.
+  // Returns true if in some row of the warp the iteration may be one key with all the weight. The first condition
+  // compares with a constant.
   TANDEM_DEVICE bool jumped() const { return __any_sync(~0u, step_sum > kOutgrownSum) && __any_sync(~0u, jumps()); }
   // A key with all the weight must contribute its exact value: the divisor is then the sum of probabilities as rounded
   // for the product.
   TANDEM_DEVICE void add_rounding(float rounded) {
     if (jumps()) rounding += rounded - step_sum;
   }
-  // True if the row_max of some row of the warp must move before the next iteration.
+  // Returns true if the row_max of some row of the warp must move before the next iteration.
   TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kMovingSum); }
   // If outgrown, before the next iteration: moves row_max by the power of two that the sum has grown by. Returns true
   // if earlier sums may be lost.
@@ -56,7 +56,7 @@ struct RowSoftmax {
     rescale_sum(from);
     return step_sum > kOverflowedSum;
   }
-  // True if the exponential of a score is beyond float's range or close to it.
+  // Returns true if the exponential of a score is beyond float's range or close to it.
   TANDEM_DEVICE bool overflows(float score, const ScoreScale& scale) const {
     return (score - rescale_above) * scale.value > 126 - kRescaleThreshold;
   }
@@ -81,7 +81,7 @@ struct RowSoftmax {
     return even + odd;
   }
   TANDEM_DEVICE float total() const { return total_of(sum); }
-  // True if the iteration's sum is a large multiple of all earlier sums.
+  // Returns true if the iteration's sum is a large multiple of all earlier sums.
   TANDEM_DEVICE bool jumps() const { return step_sum > kOutgrownSum * fmaxf(total() - step_sum, 1); }
   // Rescales the sum from row_max `from` to the current row_max.
   TANDEM_DEVICE void rescale_sum(float from) {

@@ -28,7 +28,7 @@ TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-// True if the phase with this parity has completed.
+// Returns true if the phase with this parity has completed.
 TANDEM_DEVICE bool mbarrier_test(u64* barrier, u32 parity) {
   u32 there;
   asm volatile(

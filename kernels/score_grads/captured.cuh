@@ -142,7 +142,7 @@ TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScore
 
 // ---- Tiles ----
 
-// True if the tile is visible and the main kernel has not added it.
+// Returns true if the tile is visible and the main kernel has not added it.
 template <auto T, int keys>
 TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
   if (!sees_some<T, keys>(p, at)) return false;

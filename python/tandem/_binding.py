@@ -215,7 +215,7 @@ def blocks_of(block_mask: Any) -> CallArgs:
 
 
 def is_float32(out_dtype: Any) -> bool:
-    """True for the out_dtype float32, False for None."""
+    """Returns True for the out_dtype float32, False for None."""
     if out_dtype is None:
         return False
     name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)

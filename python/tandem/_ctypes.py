@@ -399,7 +399,7 @@ def make_block_mask(
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
-    """True if rows are not made of 16-byte pieces, which a GPU reads.
+    """Returns True if rows are not made of 16-byte pieces, which a GPU reads.
 
     Such rows must be padded, which a copy does not do.
     """

@@ -358,7 +358,7 @@ class _Tracing:
 
 
 def _is_literal(x: Any) -> bool:
-    """True if a number is a literal of the running function, and not a captured one."""
+    """Returns True if a number is a literal of the running function, and not a captured one."""
     frame = _user_frame()
     code = frame.f_code
 

@@ -25,7 +25,7 @@ def _classes() -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    """True if x stands for several numbers."""
+    """Returns True if x stands for several numbers."""
     trace = _classes()
     return isinstance(x, (trace.Row, trace.Vector)) or (
         isinstance(x, Tensor) and not isinstance(x, trace.Symbol) and x.dim() > 0

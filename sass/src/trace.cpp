@@ -227,7 +227,7 @@ struct Way {
   Walk walk;
 };
 
-// True for a loop that waits for barriers and arrives at others: a relay, if no other role fits.
+// Returns true for a loop that waits for barriers and arrives at others: a relay, if no other role fits.
 bool passes_signals_on(const Kernel& kernel, const Graph& graph, const Loop& loop) {
   bool waits = false, arrives = false;
   for (const int32_t n : whole_loop(graph, loop)) {

@@ -155,7 +155,7 @@ class Backward {
     return {keys.begin / kBackwardKeys, ceil_div(keys.end, kBackwardKeys)};
   }
 
-  // True if the block mask lets any query of a tile see any key of a block.
+  // Returns true if the block mask lets any query of a tile see any key of a block.
   bool masks_in(const Piece& whole, int64_t tile, int64_t block) const {
     const BlockMaskView& mask = p_.block_mask;
     if (!mask) return true;

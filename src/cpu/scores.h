@@ -64,7 +64,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   }
 }
 
-// True if scores are only the product times a positive number.
+// Returns true if scores are only the product times a positive number.
 inline bool plain_scores(const Problem& p) {
   return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present && !p.score_mod.present;
 }

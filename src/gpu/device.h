@@ -171,7 +171,7 @@ class Device {
 
   // image: machine code or PTX of the architecture that the properties name.
   virtual Status load(std::span<const std::byte> image, std::unique_ptr<Module>* module) = 0;
-  // True if launches must name the memory that they may access, because the device checks every access.
+  // Returns true if launches must name the memory that they may access, because the device checks every access.
   virtual bool wants_buffers() const { return false; }
   // Every call uses encode() and launch(). On real GPUs these functions neither allocate nor lock.
   virtual Status encode(const TensorMapSpec& spec, TensorMap* map) = 0;

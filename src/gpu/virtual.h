@@ -12,8 +12,8 @@
 
 namespace tandem::gpu {
 
-// True if the name is a virtual GPU's. This function does not load the library, although only the library knows the
-// models.
+// Returns true if the name is a virtual GPU's. This function does not load the library, although only the library knows
+// the models.
 bool is_virtual(std::string_view name);
 
 // Opens a virtual GPU. TANDEM_VGPU_LIBRARY names the library. Without the variable, the folder of this code and then

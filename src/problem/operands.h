@@ -120,8 +120,9 @@ Operand operand_of(const tandem_tensor& tensor);
 View view_of(const Operand& operand);
 View lse_view_of(const Operand& operand);
 
-// True if a byte belongs to elements of both operands. The result is exact for views whose strides nest, such as q, k
-// and v interleaved in one buffer. For other views the result may be true without an overlap, but never false with one.
+// Returns true if a byte belongs to elements of both operands. The result is exact for views whose strides nest, such
+// as q, k and v interleaved in one buffer. For other views the result may be true without an overlap, but never false
+// with one.
 bool overlap(const Operand& a, const Operand& b);
 
 // Returns the name of a tensor of a valid call whose memory overlaps [begin, begin + bytes), or NULL.

@@ -155,7 +155,7 @@ bool captured_per_tile(const Graph& graph, const std::vector<Capture>& captures)
          });
 }
 
-// True if each derivative is the score or a finite constant, and therefore finite for every finite score.
+// Returns true if each derivative is the score or a finite constant, and therefore finite for every finite score.
 bool captured_per_score(const Graph& graph, const std::vector<Capture>& captures) {
   constexpr size_t kMax = 2;  // sums that fit in a thread's registers
   return !captures.empty() && captures.size() <= kMax &&

@@ -12,7 +12,7 @@
 namespace tandem::plain {
 namespace {
 
-// True for equal numbers, and for two NaN.
+// Returns true for equal numbers, and for two NaN.
 bool same(double a, double b) {
   return (std::isnan(a) && std::isnan(b)) || std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }

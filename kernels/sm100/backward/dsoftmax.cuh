@@ -30,7 +30,7 @@ struct Visibility {
   TANDEM_DEVICE bool masks(int m_block) const {
     return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
-  // True if some of the queries [first, end) sees the key.
+  // Returns true if some of the queries [first, end) sees the key.
   TANDEM_DEVICE bool sees_some(int first, int end) const {
     return seen.begin < end && (!T.options.bounded_left || first < seen.end);
   }

@@ -71,7 +71,7 @@ struct ClcQuery {
   }
 };
 
-// True if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
+// Returns true if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
 // overflowed.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE bool has_overflowed(SharedStorage<T>& s, const PipelineState<kWorkSlots>& slot) {

@@ -33,7 +33,8 @@ struct WorkRows {
     asm volatile("" : "+r"(row));
     return Row(p, tile(), row);
   }
-  // True if row i of this thread is a query of the sequence. Unused rows have undefined values and must not count.
+  // Returns true if row i of this thread is a query of the sequence. Unused rows have undefined values and must not
+  // count.
   TANDEM_DEVICE bool is_used(int i) const { return !T.options.varlen || own_row(i).query < tile().q_len; }
 };
 
@@ -76,7 +77,7 @@ struct NBlockSteps {
     if (steps > 2) ahead = *list++;
     return n_block_of(bits);
   }
-  // True if the current iteration hides nothing.
+  // Returns true if the current iteration hides nothing.
   TANDEM_DEVICE bool is_whole(int n_block) const {
     return state == BlockState::full && n_block < own.unmasked_end &&
            (!T.options.bounded_left || n_block >= own.unmasked_begin);

@@ -76,7 +76,7 @@ def _is_module_class(x: Any) -> bool:
 
 @functools.cache
 def _dispatches(cls: type) -> bool:
-    """True if a method of the class gets a function from an AttentionInterface."""
+    """Returns True if a method of the class gets a function from an AttentionInterface."""
     return any(_calls_interface(code, names) for code, names in _codes(cls))
 
 
@@ -107,7 +107,7 @@ def _takes_mask(cls: type, exact: bool) -> bool:
 
 
 def _reads_booleans(cls: type) -> bool:
-    """True if the class's code distinguishes boolean masks from additive ones."""
+    """Returns True if the class's code distinguishes boolean masks from additive ones."""
     names = {name for code, _ in _codes(cls) for name in code.co_names}
     return "logical_not" in names or "logical_and" in names or {"dtype", "bool"} <= names
 

@@ -211,7 +211,7 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
 
 
 def _serves_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
-    """True if query's device reads lists of this block size."""
+    """Returns True if query's device reads lists of this block size."""
     sizes = zip(block_mask.BLOCK_SIZE, (query.shape[2], key.shape[2]))
     return not query.is_cuda or all(size % _BLOCK_OF_GPUS == 0 or size >= length for size, length in sizes)
 
@@ -293,7 +293,7 @@ def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
 
 
 def _is_noop(block_mask: BlockMask) -> bool:
-    """True if the blocks are the whole mask. torch may have copied noop_mask, so that its code decides."""
+    """Returns True if the blocks are the whole mask. torch may have copied noop_mask, so that its code decides."""
     return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
 
 

@@ -86,7 +86,7 @@ def _record(
 
 
 def _may_hide_all(call_args: CallArgs, max_q: int, max_k: int) -> bool:
-    """True if a query may see no key: torch's lse is then +inf and Tandem's -inf."""
+    """Returns True if a query may see no key: torch's lse is then +inf and Tandem's -inf."""
     named = ("cu_seqlens_q", "seqused_k")
     return (
         any(call_args.get(name) is not None for name in named)

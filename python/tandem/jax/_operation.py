@@ -56,7 +56,7 @@ class Operation(NamedTuple):
     float32: frozenset[str] = frozenset()  # outputs of this type
 
     def mentions(self, variable: str) -> bool:
-        """True if an expression reads batch or head."""
+        """Returns True if an expression reads batch or head."""
         return any(re.search(rf"\b{variable}\b", expression.text) for expression in self.expressions)
 
     @property

@@ -7,8 +7,8 @@
 namespace tandem::plan {
 namespace {
 
-// True if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is twice as
-// long. A longer n_block has more hidden keys, and the last wave may be emptier. The result is false for
+// Returns true if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is
+// twice as long. A longer n_block has more hidden keys, and the last wave may be emptier. The result is false for
 // batch_invariant. The function assumes a whole B200, because bits must not depend on the available SMs.
 bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;

@@ -147,7 +147,7 @@ bool Access::changes_nothing(const Site& site, Epoch x) const {
   return true;
 }
 
-// True if the lanes of both runs access the same bytes each, so that no lane conflicts with another lane.
+// Returns true if the lanes of both runs access the same bytes each, so that no lane conflicts with another lane.
 bool Access::same_lanes(const Site& site, Epoch x) const {
   return x.is_run() && epoch.is_run() && x.lane() == epoch.lane() && x.bytes_of_lane() == epoch.bytes_of_lane() &&
          site.cluster == cluster_ && site.row == issuers_[0].warp->row;

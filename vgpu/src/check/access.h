@@ -46,7 +46,7 @@ class Access : public Touch {
   void trusts_relaxed(Relaxed relaxed) { relaxed_ = relaxed; }
 
   bool is_async() const { return async_; }
-  // True for a load or store of tensor memory by the warp of this operation.
+  // Returns true for a load or store of tensor memory by the warp of this operation.
   bool is_by_warp_of(const Site& site) const;
 
   Verdict judge(Epoch x) override;
@@ -96,11 +96,11 @@ class Access : public Touch {
   Verdict last_verdict_ = Verdict::ordered;
 };
 
-// True if the operation accesses memory through the async proxy instead of as threads do.
+// Returns true if the operation accesses memory through the async proxy instead of as threads do.
 bool is_proxy(AsyncKind kind);
-// True for tcgen05 operations.
+// Returns true for tcgen05 operations.
 bool on_tensor_memory(AsyncKind kind);
-// True if threads wait for the operation by groups. At their exit the checker then knows whether they waited.
+// Returns true if threads wait for the operation by groups. At their exit the checker then knows whether they waited.
 inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }
 
 }  // namespace tandem::vgpu::check

@@ -44,7 +44,7 @@ struct Clock {
 
 using ClockRef = Ref<Clock>;  // without a clock: nothing is known
 
-// True if all these lanes have entries of at least time.
+// Returns true if all these lanes have entries of at least time.
 bool knows(const ClockRef& clock, uint16_t row, uint32_t lanes, int32_t time);
 bool knows(const ClockRef& clock, int32_t cluster, uint16_t row, uint32_t lanes, int32_t time);
 

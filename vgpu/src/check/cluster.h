@@ -166,7 +166,7 @@ struct CheckedCluster {
       if (block.cta == cta) return &block;
     return nullptr;
   }
-  // True if two blocks, whose ranks differ in the last bit, cooperate on tensor memory.
+  // Returns true if two blocks, whose ranks differ in the last bit, cooperate on tensor memory.
   bool are_pair(int32_t a, int32_t b) const {
     for (size_t i = 0; i + 1 < blocks.size(); i += 2) {
       const int32_t x = blocks[i].cta, y = blocks[i + 1].cta;

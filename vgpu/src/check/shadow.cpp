@@ -124,8 +124,8 @@ void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
   *part = fresh;
 }
 
-// True if several stores of one constant race, and one of them is ordered before this read. The read returns the
-// constant in any case.
+// Returns true if several stores of one constant race, and one of them is ordered before this read. The read returns
+// the constant in any case.
 bool Page::reads_constant(const GranulePart& part, Touch& touch) const {
   const Others& others = others_[part.others];
   if (!part.since[0].wrote() && !part.since[1].wrote() && !others.wrote) return false;

@@ -19,7 +19,7 @@ namespace tandem::vgpu::check {
 
 inline constexpr uint32_t kPageBytes = 4096;
 
-// True for an atomic access of GPU scope.
+// Returns true for an atomic access of GPU scope.
 inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
 
 // An access, or the part of an asynchronous operation, that touches a page. The checker derives this class, because it
@@ -36,7 +36,7 @@ class Touch {
     unfenced,  // ordered, but no proxy fence separates the two proxies
   };
   virtual Verdict judge(Epoch x) = 0;
-  // True if x is a weak store of a constant.
+  // Returns true if x is a weak store of a constant.
   virtual bool is_constant(Epoch x) const = 0;
   // The function is called once for each x in a run of equal granules. at: the position in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;

@@ -126,14 +126,14 @@ class CheckedWarp {
   // Records that all of these lanes have seen an operation complete.
   void learn(uint32_t of, uint16_t stream, int lane, int32_t time);
 
-  // True if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A thread
-  // knows its own events by program order.
+  // Returns true if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A
+  // thread knows its own events by program order.
   bool seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  // True if the thread would know the events if relaxed operations published everything.
+  // Returns true if the thread would know the events if relaxed operations published everything.
   bool handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   bool proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
                int32_t time) const;
-  // True if the thread knows the events by releases whose scope includes this block.
+  // Returns true if the thread knows the events by releases whose scope includes this block.
   static bool widely(const LaneGroup& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
     return !share.known.wide || knows(share.known.wide, of_row, of_lanes, time);
   }

@@ -41,9 +41,10 @@ struct Span {
 class StoredValues {
  public:
   virtual ~StoredValues() = default;
-  // True if memory already holds these bytes, so that the store changes nothing. Only for lanes whose address is valid.
+  // Returns true if memory already holds these bytes, so that the store changes nothing. Only for lanes whose address
+  // is valid.
   virtual bool change_nothing(int lane) const = 0;
-  // True if the program stores the same constant whenever it executes the instruction.
+  // Returns true if the program stores the same constant whenever it executes the instruction.
   virtual bool are_constant() const = 0;
 };
 

@@ -13,7 +13,7 @@ struct Constant {
   bool is_real() const { return kind == Kind::f32 || kind == Kind::f64; }
 };
 
-// True if the next token can begin a constant.
+// Returns true if the next token can begin a constant.
 bool at_constant(const Lexer& lexer);
 Constant read_constant(Lexer& lexer);
 // Reads the next tokens "+4", "-4*2+1", ... if present: the offset of the address before them.

@@ -19,7 +19,7 @@ struct DatapathPart {
   int column = 0, columns = 0;  // columns of the product, from D's first one
 };
 
-// True for M = 64 without .ws (layout F), which uses every second group of 16 lanes.
+// Returns true for M = 64 without .ws (layout F), which uses every second group of 16 lanes.
 inline bool is_half_datapath(const Tmma& mma) { return mma.form.group == 1 && mma.m == 64 && !mma.form.ws; }
 
 // Returns the number of column blocks, which are in different lanes (layouts B, E and G).

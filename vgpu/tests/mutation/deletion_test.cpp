@@ -85,7 +85,7 @@ std::string trimmed(const std::string& line) {
   return first == std::string::npos ? "" : line.substr(first);
 }
 
-// True if one of a few schedules has a finding or a wrong result.
+// Returns true if one of a few schedules has a finding or a wrong result.
 bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels) {
   constexpr int kSchedules = 6;
   for (int n = 0; n < kSchedules; ++n) {

@@ -65,8 +65,8 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   return true;
 }
 
-// True if an earlier lane of the instruction has initialised the same barrier with the same count. Whole warps do so
-// without an elected lane.
+// Returns true if an earlier lane of the instruction has initialised the same barrier with the same count. Whole warps
+// do so without an elected lane.
 bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> places, const uint32_t* counts) {
   for (uint32_t before = 0; before < lane; ++before) {
     if ((mask >> before & 1) != 0 && places[before].block == places[lane].block &&
@@ -114,7 +114,7 @@ Step expect_or_complete(Context& context, const Op& op, const MbarrierDetail& de
   return Step::next;
 }
 
-// True if the phase that the waiting thread names has completed.
+// Returns true if the phase that the waiting thread names has completed.
 bool is_over(Context& context, const MbarrierDetail& detail, const Mbarrier& barrier, uint32_t lane) {
   if (detail.parity) return (barrier.phase & 1) != (context.row(detail.in[1])[lane] & 1);
   return barrier.phase != context.row<uint64_t>(detail.in[1])[lane] >> 20;

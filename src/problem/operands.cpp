@@ -93,7 +93,7 @@ Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
     const int64_t size = tensor.shape[i++];
     if (size < 0 || size > INT32_MAX) {
       return Status::invalid(str_cat(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX,
-                                     ": sizes are counts below 2^31"));
+                                     ": sizes are counts below 2^31; split the tensor"));
     }
     if (dim.size < 0 || size == dim.size) continue;
     std::string must = dim.owner ? str_cat("must equal ", dim.owner, ".", dim.name, " (", dim.size, ")")

@@ -119,8 +119,9 @@ Status ProblemBuilder::read_scale() {
 Status ProblemBuilder::read_dropout() {
   const double p = args_.dropout_p;
   if (!(p >= 0 && p < 1)) {
-    return Status::invalid(
-        str_cat("dropout_p (", p, ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p)"));
+    return Status::invalid(str_cat(
+        "dropout_p (", p,
+        ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p); pass a probability"));
   }
   if (p == 0) return {};
   if (p_.batch * p_.heads_q > int64_t{1} << 32) {

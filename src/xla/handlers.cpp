@@ -166,7 +166,8 @@ bool report_metadata(const XlaFrame& frame) {
 
 Status Gpus::find(int32_t ordinal, tandem_context** context, tandem_device* device) {
   if (ordinal < 0 || ordinal >= kMaxDevices) {
-    return Status::unsupported(str_cat("device ordinal (", ordinal, ") must be below ", kMaxDevices));
+    return Status::unsupported(
+        str_cat("device ordinal (", ordinal, ") must be below ", kMaxDevices, ": use one of the first devices"));
   }
   *context = contexts_[ordinal].load(std::memory_order_acquire);
   if (*context == nullptr) {

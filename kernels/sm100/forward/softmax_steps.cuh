@@ -82,7 +82,7 @@ struct TmemRows {
 template <Sm100ForwardConfig T>
 struct Softmax {
   static constexpr int kChunks = T.tile_n / kChunk;
-  // Returns true if masked and other iterations share one code path, which computes every maximum and uses only the
+  // True if masked and other iterations share one code path, which computes every maximum and uses only the
   // exponential unit.
   static constexpr bool kOneKind = !T.lazy_max() && T.ex2_emu_pairs == 0;
 

@@ -11,7 +11,7 @@
 #include "sm90/backward/operands.cuh"
 #include "sm90/backward/smem.cuh"
 
-// Returns true if a warpgroup needs the head and sequence of an iteration.
+// True if a warpgroup needs the head and sequence of an iteration.
 template <Sm90BackwardConfig T>
 constexpr bool kKnowsHead = T.has_score_mod() || T.options.dropout;
 

@@ -111,7 +111,8 @@ void MaskFlags::fill(Inputs& inputs) const {
 
 int32_t checked_index(int64_t value, const char* flag) {
   if (value < INT32_MIN || value > INT32_MAX)
-    throw io::InputError(std::string(flag) + " (" + std::to_string(value) + ") must fit into 32 bits");
+    throw io::InputError(std::string(flag) + " (" + std::to_string(value) +
+                         ") must fit into 32 bits: use smaller lengths");
   return static_cast<int32_t>(value);
 }
 

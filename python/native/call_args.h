@@ -101,7 +101,7 @@ static int read_integer(PyObject* value, const char* name, const char* rule, int
 
 static int read_real(PyObject* value, const char* name, double* number) {
   *number = PyFloat_AsDouble(value);
-  return *number != -1.0 || !PyErr_Occurred() || refuse(value, name, "a number");
+  return *number != -1.0 || !PyErr_Occurred() || refuse(value, name, "a number: convert it");
 }
 
 static int read_flag(PyObject* value, const char* name, int32_t* flag) {
@@ -110,7 +110,7 @@ static int read_flag(PyObject* value, const char* name, int32_t* flag) {
                      : PyUnicode_Check(value) ? -1
                                               : PyObject_IsTrue(value);
   *flag = is_set > 0;
-  return is_set >= 0 || refuse(value, name, "True or False");
+  return is_set >= 0 || refuse(value, name, "True or False: pass one of them");
 }
 
 static int read_alignment(PyObject* value, int32_t* alignment) {

@@ -410,7 +410,9 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     Raises ValueError or TypeError for parts that do not belong together.
     """
     if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1")
+        raise ValueError(
+            f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1: pass one lse for each out"
+        )
     float32 = is_float32(out_dtype)
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):
@@ -440,7 +442,7 @@ def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
 
 def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
     if pass_ not in ("forward", "backward"):
-        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
+        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
     known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
         raise TypeError(f"{sorted(unknown)} must be arguments of tandem.attention: correct the names")

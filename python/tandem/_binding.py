@@ -196,7 +196,9 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
         )
     if isinstance(diagonal_offset, (bool, str, float)):
-        raise TypeError(f"diagonal_offset ({diagonal_offset!r}) must be an integer, or an array of int32 (batch)")
+        raise TypeError(
+            f"diagonal_offset ({diagonal_offset!r}) must be an integer, or an array of int32 (batch): convert it"
+        )
     if getattr(diagonal_offset, "shape", ()) == () and hasattr(diagonal_offset, "__index__"):
         return {"alignment": "explicit", "diagonal_offset": int(diagonal_offset)}
     return {"alignment": "explicit", "diagonal_offsets": _arrays.view(diagonal_offset, "diagonal_offset")}
@@ -205,7 +207,9 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 def blocks_of(block_mask: Any) -> CallArgs:
     """Returns a block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
-        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch")
+        raise TypeError(
+            f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch: pass one"
+        )
     size_q, size_k = block_mask.BLOCK_SIZE
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
@@ -220,7 +224,9 @@ def is_float32(out_dtype: Any) -> bool:
         return False
     name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)
     if name.rpartition(".")[2] != "float32":
-        raise ValueError(f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32")
+        raise ValueError(
+            f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32: pass one"
+        )
     return True
 
 
@@ -228,7 +234,9 @@ def window_of(window: Any) -> tuple[Any, Any]:
     """Returns a window in the form of call_args."""
     bounds = window.tolist() if hasattr(window, "tolist") else window
     if isinstance(bounds, (str, bytes, dict, set)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
-        raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
+        raise ValueError(
+            f"window ({window!r}) must be None or (left, right), each a number of keys or None: pass a pair"
+        )
     left, right = bounds
     return left, right
 

@@ -30,7 +30,9 @@ class Mod:
 
     def __init__(self, text: str, /, **bindings: Any):
         if not isinstance(text, str) or "\0" in text:
-            raise TypeError(f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)'")
+            raise TypeError(
+                f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)': pass such a text"
+            )
         self.text = text
         self.bindings = bindings
         self.origin = ""  # file and line of the traced function

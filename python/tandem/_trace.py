@@ -268,7 +268,7 @@ class _Tracing:
         if mark == "-" and node.kind == BOOL:
             self.refuse("'-' must have a number, not a bool: use ~")
         if mark == "~" and node.kind == FLOAT:
-            self.refuse("'~' must have a bool or an int, not a float")
+            self.refuse("'~' must have a bool or an int, not a float: convert it with .int()")
         return self.symbol(wrapped(self, self.graph.unary(mark, node), node.narrow))
 
     def binary(self, mark: str, a: Any, b: Any) -> Symbol:

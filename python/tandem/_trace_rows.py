@@ -153,7 +153,9 @@ def _reduction(join: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
     def rule(t: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **other: Any) -> Any:
         is_dim = dim is None or type(dim) is int or (type(dim) in (tuple, list) and all(type(d) is int for d in dim))
         if other or not is_dim:
-            raise TypeError("dim must be an int or ints" if not is_dim else f"{', '.join(other)} is not served")
+            raise TypeError(
+                "dim must be an int or ints: pass a literal" if not is_dim else f"{', '.join(other)} is not served"
+            )
         vector = unrolled(t, x)
         if dtype is not None:
             vector = _elementwise(RULES["to"])(t, vector, dtype) if vector.dim() else RULES["to"](t, vector, dtype)

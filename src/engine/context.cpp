@@ -114,7 +114,7 @@ const char* tandem_last_error(void) { return tandem::last_error; }
 tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context) {
   return tandem::guarded([&]() -> tandem::Status {
     if (context == nullptr) {
-      return tandem::Status::invalid("context (NULL) must point to a variable for the new context");
+      return tandem::Status::invalid("context (NULL) must point to a variable for the new context: pass its address");
     }
     *context = nullptr;
     tandem_context_options read = tandem::default_options();

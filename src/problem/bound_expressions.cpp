@@ -49,8 +49,9 @@ Status read_scalar(const std::string& mod, const tandem_mod_scalar& scalar, scor
     case TANDEM_INT: name->type = score_mod::Type::integer; return {};
     case TANDEM_BOOL: name->type = score_mod::Type::boolean; return {};
     default:
-      return Status::invalid(str_cat(mod, ".", name->name, ".type (", scalar.type,
-                                     ") must be TANDEM_FLOAT (2), TANDEM_INT (0) or TANDEM_BOOL (6)"));
+      return Status::invalid(
+          str_cat(mod, ".", name->name, ".type (", scalar.type,
+                  ") must be TANDEM_FLOAT (2), TANDEM_INT (0) or TANDEM_BOOL (6): choose one of them"));
   }
 }
 

@@ -36,7 +36,7 @@ def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
         return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
     except RuntimeError:
         kind = "nested" if x.is_nested else str(x.layout).rpartition(".")[2]
-        raise TypeError(f"{name} ({kind}) must be a plain tensor, of one shape and with strides") from None
+        raise TypeError(f"{name} ({kind}) must be a plain tensor, of one shape and with strides: convert it") from None
 
 
 def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Tensor | None:

@@ -202,7 +202,7 @@ def _array(x: Any, name: str) -> jax.Array:
     if isinstance(x, jax.Array):
         return x
     if not hasattr(x, "__array__"):
-        raise TypeError(f"{name} ({type(x).__name__}) must be an array of JAX or numpy")
+        raise TypeError(f"{name} ({type(x).__name__}) must be an array of JAX or numpy: convert it")
     return jnp.asarray(x)
 
 
@@ -252,7 +252,9 @@ def _seed_words(seed: Any) -> Any:
         low = seed.astype(jnp.uint32)
         return jnp.stack([low, jnp.where(seed < 0, jnp.uint32(2**32 - 1), jnp.uint32(0))])
     if seed.dtype != jnp.uint32 or seed.shape not in ((2,), (4,)):
-        raise ValueError(f"seed ({seed.dtype} of shape {seed.shape}) must be an integer, a key, or two uint32")
+        raise ValueError(
+            f"seed ({seed.dtype} of shape {seed.shape}) must be an integer, a key, or two uint32: convert it"
+        )
     return seed
 
 
@@ -284,11 +286,11 @@ def _use_segments(
     if others:
         raise ValueError(f"segment_ids must be passed without {others[0]}: segments are separate sequences")
     if "alibi_slopes" in arrays and arrays["alibi_slopes"].ndim != 1:
-        raise ValueError("alibi_slopes must be (heads_q) with segment_ids")
+        raise ValueError("alibi_slopes must be (heads_q) with segment_ids: pass slopes of all sequences")
     if any(Operation(False, (), (), (), (x,)).mentions("batch") for x in expressions):
         raise ValueError("score_mod and mask_mod must not read batch with segment_ids: a segment has no such number")
     if any(arrays[name].ndim != 4 for name in ("q", "k", "v")):
-        raise ValueError("query, key and value must have a batch with segment_ids")
+        raise ValueError("query, key and value must have a batch with segment_ids: add a dimension of 1")
     arrays["rows_q"], arrays["rows_k"], served = rows_of(segment_ids, max_segments, arrays["q"], arrays["k"])
     return served
 

@@ -46,7 +46,9 @@ def _described(x: Any, name: str, device: int) -> tuple[Any, ...]:
     dtype = np.dtype(x.dtype)
     code = _BFLOAT if dtype == jnp.bfloat16 else _CODES.get(dtype.kind)
     if code is None or dtype.itemsize > 8 or jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 2:
-        raise TypeError(f"{name}.dtype ({dtype.name}) must be bool, an integer, or a float of 16 to 64 bits")
+        raise TypeError(
+            f"{name}.dtype ({dtype.name}) must be bool, an integer, or a float of 16 to 64 bits: convert it"
+        )
     strides = tuple(math.prod(x.shape[d + 1 :]) for d in range(len(x.shape)))
     return 0, device, 0, code, 8 * dtype.itemsize, tuple(x.shape), strides, False, x
 

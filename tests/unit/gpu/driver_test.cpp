@@ -358,7 +358,7 @@ TEST_F(Driver, NeverMistakesOneTensorMapForAnother) {
     ASSERT_EQ(words[0], address);
     ASSERT_EQ(words[1], rows);
   }
-  EXPECT_LT(fake->encoded, 20000);  // some were still cached
+  EXPECT_LT(fake->encoded, 20000);  // some maps were still cached
 }
 
 TEST_F(Driver, AFailedTensorMapIsNotKept) {

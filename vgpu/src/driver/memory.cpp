@@ -33,8 +33,9 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
     const auto found = state.memory.find(address);
     if (found == state.memory.end() || (found->second.kind == Memory::Kind::host) != of_host ||
         found->second.is_registered)
-      return refuse(name, kInvalidValue,
-                    str_cat("address ", address, " must be an allocation that has not been freed"));
+      return refuse(
+          name, kInvalidValue,
+          str_cat("address ", address, " must be an allocation that has not been freed: pass such an address"));
     state.memory.erase(found);
     return result_of(name, state.device().free(pointer_of(address)));
   });

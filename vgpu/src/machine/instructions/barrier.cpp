@@ -161,7 +161,7 @@ Step cluster_op(Context& context, const Op& op) {
   }
   const auto lane = static_cast<uint32_t>(first_lane(context.mask));
   if ((context.mask & ~warp.cluster_arrived) != 0) {
-    context.finds(Rule::deadlock, op, "cluster barrier", "a thread waits that has not arrived", true);
+    context.finds(Rule::deadlock, op, "cluster barrier", "a thread that has not arrived waits", true);
     return Step::end;
   }
   // Threads that have ended count as arrived.

@@ -197,7 +197,7 @@ Step store_op(Context& context, const Op& op) {
       return Step::end;
     if (to.offset % bytes != 0 &&
         !context.finds(Rule::misaligned, op, "",
-                       str_cat("the address of a store of ", bytes, " bytes is no multiple of that")))
+                       str_cat("the address of a store of ", bytes, " bytes must be a multiple of this size")))
       return Step::end;
     if (barrier.block != to.block &&
         !context.finds(Rule::invalid_barrier, op, "", "the mbarrier is not in the block that receives the data"))

@@ -27,7 +27,7 @@ bool issue_lane(Context& context, const Op& op, const CopyDetail& detail, uint32
   if (!resolve_shared(context, op, value_of(context, detail, detail.to, lane), false, detail.bytes, &to)) return false;
   if ((to.offset % detail.bytes != 0 || (given != 0 && from % detail.bytes != 0)) &&
       !context.finds(Rule::misaligned, op, "",
-                     str_cat("the addresses of a copy of ", detail.bytes, " bytes are multiples of that")))
+                     str_cat("the addresses of a copy of ", detail.bytes, " bytes must be multiples of this size")))
     return false;
   if (given != 0 && (from < 0x10000 || from >= kSharedWindow)) {
     context.finds(Rule::wrong_space, op, "", "the source is no address of global memory", true);

@@ -32,7 +32,8 @@ Step for_each_group(Context& context, const Op& op, int32_t mask_row, Act&& act)
   const auto members_of = [&](uint32_t group) { return context.row(mask_row)[first_lane(group)]; };
   const auto check_members = [&](uint32_t group) {
     if ((group & ~members_of(group)) != 0)
-      context.finds(Rule::divergent_aligned, op, "", "a lane executes it that is not in its own member mask");
+      context.finds(Rule::divergent_aligned, op, "",
+                    "a lane that is not in its own member mask executes the instruction");
   };
   uint32_t group = lanes_of_first_mask(context, mask_row);
   if (group == all) {

@@ -34,7 +34,7 @@ std::string text_of(const Block& block, const Fragment& fragment) {
                       barrier.pending, barrier.expected, static_cast<long long>(barrier.bytes));
         return text;
       }
-      return "waits for an mbarrier that is no more";
+      return "waits for an mbarrier that does not exist any more";
     case WaitKind::wgmma: return "waits for a matrix product that its whole warpgroup has not issued";
     case WaitKind::bulk: return "waits for bulk copies";
     case WaitKind::cp_async: return "waits for cp.async copies";

@@ -19,7 +19,7 @@ for target in best generic avx2 avx512; do
   unset TANDEM_CPU_TARGET
   if [ $target != best ]; then
     export TANDEM_CPU_TARGET=$target
-    # The program prints a reason and fails if the machine lacks the target, or if the target is the best one.
+    # The program prints a reason and fails if the machine lacks the target, or if the target is the best set.
     "$tests" --gtest_list_tests > "$scratch/log" || { tail -n 1 "$scratch/log"; continue; }
   fi
   step "tests, $target" 'tests ran' "$tests"

@@ -197,7 +197,7 @@ struct Sm100BackwardConfig {
            ring_blocks() > 0 && smem_bytes() <= kMaxSmemBytes;
   }
 
-  static constexpr int kPreprocessThreads = 256;            // the preceding kernel's
+  static constexpr int kPreprocessThreads = 256;            // threads of the preceding kernel
   static constexpr int preprocess_queries() { return 32; }  // unrolled; more compile slower
   static constexpr int kMaxSmemBytes = 232448;              // per CTA
 };

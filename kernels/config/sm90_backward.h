@@ -208,7 +208,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
-  static constexpr int kPreprocessThreads = 256;                                         // the preceding kernel's
-  constexpr int preprocess_queries() const { return tile_m; }                            // unrolled
-  static constexpr int kMaxSmemBytes = 232448;                                           // per CTA
+  static constexpr int kPreprocessThreads = 256;               // threads of the preceding kernel
+  constexpr int preprocess_queries() const { return tile_m; }  // unrolled
+  static constexpr int kMaxSmemBytes = 232448;                 // per CTA
 };

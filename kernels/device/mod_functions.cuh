@@ -11,7 +11,7 @@ struct ModPlace {
   int batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Functions printed for a kernel with modifications: the new score, its derivative by the old one, and the key's
+// Functions printed for a kernel with modifications: the new score, its derivative by the old score, and the key's
 // visibility. The functions are templates, so that an absent one is not instantiated. Costly values that all scores of
 // a row share are preloaded per row, and a mask's values per key.
 template <auto T>

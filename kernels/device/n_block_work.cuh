@@ -88,7 +88,7 @@ TANDEM_DEVICE int count_n_blocks(const BackwardParams& p, const SequenceCoords& 
   if (last < first || max(0, keys.begin) >= end) return 0;
   return (end - 1) / T.tile_n() - first_n_block<T>(p, s, m_block) + 1;
 }
-// The number of n_blocks that add to an iteration's dq before this one.
+// The number of n_blocks that add to an iteration's dq before this n_block.
 template <auto T>
 TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const MBlockIterator<T>& step,
                                         const NBlockWork& tile) {

@@ -56,7 +56,7 @@ static tandem_status execute(tandem_pass pass, const tandem_attention_args* args
 /* ---- The call on a GPU ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-  void* workspace; /* the device's, from the caller; NULL: none yet */
+  void* workspace; /* memory of the device from the caller; NULL: none yet */
   size_t bytes;
   size_t wanted; /* bytes needed, if the call had too few */
   void* stream;

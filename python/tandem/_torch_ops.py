@@ -74,7 +74,7 @@ _SEED = INPUTS.index("seed")
 _SINK = INPUTS.index("sink")  # autocast casts the inputs before it
 DIFFERENTIABLE = _SINK + 1  # the number of inputs with gradients, which come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
-_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod's
+_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod names
 _parameters += ", *, " + ", ".join(SCHEMA)
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")

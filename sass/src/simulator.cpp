@@ -102,7 +102,7 @@ class Machine {
     return core->last_product = static_cast<int>(run_.products.size()) - 1;
   }
 
-  // Clocks from a product until its warp issues the next one (bench/limits/order.py).
+  // Clocks from a product until its warp issues the next product (bench/limits/order.py).
   static double issue_clocks(double columns) { return (columns - 32) / 8; }
 
   // A warp's quarter of a warpgroup's product of 64 rows runs on its scheduler's tensor core.

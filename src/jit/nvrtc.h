@@ -44,7 +44,7 @@ inline constexpr int kOldestNvrtc = 12;  // the first version with sm_90a and C+
 struct Search {
   std::vector<std::string> site_packages;  // Python's package folders, where wheels put the library
   int newest_major = 0;                    // the driver's CUDA version: skips newer NVRTCs; 0: any
-  std::string own_folder;                  // the command's or library's; empty: unknown
+  std::string own_folder;                  // folder of the command or library; empty: unknown
 };
 
 // Paths of NVRTC in the order of trial. If TANDEM_NVRTC is set, its path is the only one. Otherwise the order is:

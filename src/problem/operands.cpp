@@ -153,7 +153,7 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
                                    ") must not be negative on a GPU: flip the tensor into a copy"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
-  // In order of growing stride, each dimension must step over all bytes of the smaller ones.
+  // In order of growing stride, each dimension must step over all bytes of the smaller dimensions.
   OperandStep steps[kMaxRank];
   int64_t extent = 1;
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {

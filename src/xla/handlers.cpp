@@ -88,7 +88,7 @@ tandem_status run(tandem_context* context, tandem_pass pass, const tandem_attent
                                 : tandem_backward(context, &args, workspace, bytes, stream);
 }
 
-// XLA's threads flush subnormal numbers to zero. The library's threads do not, so the calling thread must not either.
+// XLA's threads flush subnormal numbers to zero. The library's threads and the calling thread must not flush them.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {

@@ -1,4 +1,4 @@
-// Launch descriptions: valid ones are read, and malformed ones are refused with a sentence.
+// Valid launch descriptions are read, and malformed descriptions are refused with a sentence.
 #include "cli/vgpu/launch.h"
 
 #include <gtest/gtest.h>

@@ -25,7 +25,7 @@ struct Outcome {
 
 struct Options {
   RunOptions run = {};
-  int32_t sm_count = 0;  // other than the model's
+  int32_t sm_count = 0;  // another number than the model has
   bool check = true;
   bool letter = true;  // false: findings by the letter are omitted
   // Creates an observer of a launch in place of the checker, such as a trace or a timing model. May return null.

@@ -124,7 +124,7 @@ TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 
   }
 }
 
-// dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept ones are divided by the keep
+// dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept dP are divided by the keep
 // probability. sum: the sum over all dS, if the caller needs it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],

@@ -35,7 +35,7 @@ struct ScoreTile {
   const BackwardParams& p;
   ScoreTileShared<T>& s;
   Dropout dropout;
-  const int warp, lane, row, first_query;  // row: the key's, in a tile; first_query: in a chunk
+  const int warp, lane, row, first_query;  // row: of the key in a tile; first_query: in a chunk
   u32 parity = 0;
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)

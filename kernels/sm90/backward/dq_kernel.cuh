@@ -240,7 +240,7 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
   launch_dependents();
   const DqTile<T> tile(p);
   __syncthreads();
-  // The last CTA to read the chunk advances the counter to the next one.
+  // The last CTA to read the chunk advances the counter to the next chunk.
   if (threadIdx.x == 0 && add_acquire_release(p.counter + 2, 1) == static_cast<int>(gridDim.x) - 1) {
     p.counter[0] = 0;
     p.counter[1] += 1;

@@ -62,7 +62,7 @@ Options = dict[str, Any]  # keyword arguments of tandem.attention
 class CompactMask(torch.Tensor):
     """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
 
-    All code except `tandem_attention` can use it as the array. The first torch operation on it builds the array, which
+    All code except `tandem_attention` can use this mask as the array. The first torch operation builds the array, which
     then replaces the options.
     """
 

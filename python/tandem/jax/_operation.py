@@ -43,7 +43,7 @@ class Expression(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A pass without its arrays, hashable, so that traced functions are kept for each one.
+    """A pass without its arrays, hashable, so that traced functions are kept for each pass.
 
     options: a call's options in the form of tandem._binding.
     """

@@ -379,7 +379,7 @@ TEST_F(Driver, LeavesTheCallersContextAlone) {
   gpu::Launch launch;
   launch.kernel = kernel_of(*device, &module);
 
-  make_current(1);  // another device's
+  make_current(1);  // the context of another device
   const int pushes = fake->pushes;
   EXPECT_TRUE(device->launch(launch).ok());
   EXPECT_EQ(current(), 1);

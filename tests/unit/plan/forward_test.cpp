@@ -166,7 +166,7 @@ TEST(ForwardPlan, PairsOfBlackwell) {
   const ForwardSchedule unequal = plan_of(causal_256, blackwell());
   EXPECT_TRUE(unequal.tile.clc());
   EXPECT_EQ(unequal.tiles, 200);
-  EXPECT_EQ(unequal.grid, 400);  // all tiles: running CTAs take over later ones
+  EXPECT_EQ(unequal.grid, 400);  // all tiles: running CTAs take over later tiles
   EXPECT_EQ(workspace_of(causal_256, blackwell()), 0u);
   const ForwardSchedule plan = plan_of(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
   EXPECT_FALSE(plan.tile.clc());

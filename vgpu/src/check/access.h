@@ -8,7 +8,7 @@
 
 namespace tandem::vgpu::check {
 
-// The order that relaxed operations establish between an access and a later one.
+// The order that relaxed operations establish between an access and a later access.
 enum class Relaxed : uint8_t {
   nothing,
   by_the_letter,  // hardware orders shared memory of the block; PTX does not

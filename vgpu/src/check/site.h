@@ -99,7 +99,7 @@ class Epoch {
 // received through a lock.
 class Sites {
  public:
-  // most: the maximum number of sites. Further sites share the last one.
+  // most: the maximum number of sites. Further sites share the last site.
   explicit Sites(uint32_t most);
   uint32_t add();
   // Removes all sites except the marked sites.

@@ -103,7 +103,7 @@ class DriverState {
 
   // Prints the new findings of each launch, and records the result that a GPU would return.
   void report(const Outcome& outcome);
-  CUresult result_of_last_launch();  // the calling thread's
+  CUresult result_of_last_launch();  // the last launch of the calling thread
 
  private:
   DriverState();

@@ -22,7 +22,7 @@ enum class Completion : uint8_t { early, late, random };
 struct Schedule {
   uint64_t seed = 0;  // order of warps, random completion; 0: round robin
   Completion completion = Completion::early;
-  // Returns the n-th schedule. The first two complete operations early and late; later ones are random.
+  // Returns the n-th schedule. The first two complete operations early and late; later schedules are random.
   static Schedule nth(int n);
   std::string text() const;  // "3": what --schedule takes to repeat it
 };

@@ -79,7 +79,7 @@ struct Accessor {
   std::string what = {};     // "wgmma reads", "thread writes"
 };
 
-// Repetitions at one line are one finding, which describes the first one.
+// Repetitions at one line are one finding, which describes the first occurrence.
 struct Finding {
   Rule rule = Rule::trap;
   Accessor party;

@@ -43,7 +43,7 @@ class Lexer {
   const Token& peek() const { return next_; }
   Token take();
 
-  // Consumes the next token if it is this one.
+  // Consumes the next token if it is this mark.
   bool accept(char mark);
   bool accept(std::string_view dotted);
   // Requires the next token. `what` names the token in a refusal: "expected a name".

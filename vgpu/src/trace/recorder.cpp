@@ -53,7 +53,7 @@ class Busy {
   }
 
  private:
-  std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent ones are merged
+  std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent intervals are merged
 };
 
 // A barrier that counts generations: a named barrier, or the cluster's.

@@ -204,7 +204,7 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
       for (int j = 0; j < elements; ++j) to[j] = element_value<F, T>(element<F>(bytes + offsets[i], j));
     return;
   }
-  // Eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
+  // Processes eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
   int i = 0;
   for (; i + 8 <= count; i += 8) {
     std::conditional_t<elements == 8, uint16_t, uint32_t> raw[elements][8];

@@ -13,7 +13,7 @@ namespace {
 inline constexpr uint32_t kNaN = 0x7fffffff;
 inline constexpr uint32_t kInfinity = 0x7f800000;
 inline constexpr uint32_t kSign = 0x80000000;
-inline constexpr uint32_t kTf32 = 0xffffe000;  // the bits of a float32 that are tf32's
+inline constexpr uint32_t kTf32 = 0xffffe000;  // the bits of a float32 that tf32 has
 
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float value(uint32_t x) { return __builtin_bit_cast(float, x); }

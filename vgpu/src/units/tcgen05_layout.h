@@ -16,7 +16,7 @@ struct DatapathPart {
   int cta = 0;  // index in the group
   int lane = 0, lanes = 0;
   int row = 0;                  // row of A in this block
-  int column = 0, columns = 0;  // columns of the product, from D's first one
+  int column = 0, columns = 0;  // columns of the product, from D's first column
 };
 
 // Returns true for M = 64 without .ws (layout F), which uses every second group of 16 lanes.

@@ -263,8 +263,8 @@ Status fence(Builder& b, const Instruction& i) {
   return {};
 }
 
-// setmaxnreg. Hardware counts by warp: each warp takes registers for its 32 threads from the block's pool, or returns
-// them.
+// setmaxnreg: hardware counts by warp, so each warp takes registers for its 32 threads from the block's pool, or
+// returns them.
 struct RegistersDetail : Detail {
   bool more = false;
   int32_t count = 0;

@@ -77,7 +77,7 @@ Step arrive_op(Context& context, const Op& op) {
     std::vector<AsyncRef> copies = std::exchange(context.warp.lane_groups[lane].copies, {});
     const AsyncRef made = context.cluster.async.issue(actor, nullptr, copies);
     made->blocks = 1u << place.block->rank;
-    context.warp.lane_groups[lane].copies.push_back(made);  // the next arrival comes after this one
+    context.warp.lane_groups[lane].copies.push_back(made);  // the next arrival comes after this arrival
     Grid* const grid = &context.grid;
     made->complete = [grid, place, actor, copies = std::move(copies)] {
       Mbarrier* at = mbarrier_at(*grid, actor, *place.block, place.offset);

@@ -61,7 +61,7 @@ bool issue_mma(Context& context, const Op& op, const MmaDetail& detail, uint32_t
   auto& ops = tensor_ops(work.blocks);
   for (auto before = ops.rbegin(); before != ops.rend(); ++before) {
     work.after.push_back(before->op);
-    if (before->kind == AsyncKind::tcgen05_mma) break;  // the operation follows all earlier ones
+    if (before->kind == AsyncKind::tcgen05_mma) break;  // the operation follows all earlier operations
   }
   work.move = [mma, blocks = work.blocks] {
     const std::byte* windows[2] = {};

@@ -18,7 +18,7 @@ struct TensorDetail : Detail {
   units::BoxMode mode = units::BoxMode::tile;
   int32_t rank = 0;
   bool cluster = false;  // the destination's address has a rank
-  bool pair = false;     // .cta_group::2: the mbarrier may be the peer's
+  bool pair = false;     // .cta_group::2: the mbarrier may belong to the peer
   AddressOperand shared, map, barrier;
   int32_t coordinates = 0, coordinate_count = 0;  // in `in`
   int32_t multicast = -1;                         // in `in`

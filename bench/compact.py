@@ -29,7 +29,7 @@ def spread(rounds: list[float]) -> float:
 
 
 def has_rounds(value: object) -> bool:
-    """True for a dictionary from a name to the figures of its rounds."""
+    """Returns True for a dictionary from a name to the figures of its rounds."""
     return isinstance(value, dict) and bool(value) and all(isinstance(x, list) for x in value.values())
 
 

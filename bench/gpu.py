@@ -199,7 +199,7 @@ class Bench:
         return result
 
     def confirm_loss(self, cell, calls: dict, result: dict) -> None:
-        """Times a lost problem again, in rounds of ours and the best peer alone. Both must agree that it is lost."""
+        """Times a lost problem again, in rounds of ours and the best peer alone. Both timings must show the loss."""
         again = dict(result, absent={}, wrong={})
         self.time(cell, {name: calls[name] for name in (OURS, result["best"])}, again)
         figures.conclude(again)

@@ -6,7 +6,7 @@
     python bench/options.py --only cross         # compared with torch's cuDNN and FlashAttention-2
 
 The ratio of an option compares operations per second with a call without options: 0.8 means that the visible scores
-take a quarter longer. The ratio of a peer is its time divided by ours. Medians of rounds in random order.
+take a quarter longer. The ratio of a peer is its time divided by ours. Figures are medians of rounds in random order.
 """
 
 from __future__ import annotations

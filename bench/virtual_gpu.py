@@ -3,7 +3,7 @@
     python bench/virtual_gpu.py [build/release] [--most 4]
 
 A line for each kernel of plain_kernels.cu: CPU time unchecked, checked, and the ratio. Exit code 1 if a ratio is above
---most. Needs NVRTC; no GPU.
+--most. The program needs NVRTC and no GPU.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ DType dtype_from(const std::string& name) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     if (short_name(dtype) == name) return dtype;
   }
-  throw io::InputError("dtype \"" + name + "\" must be f32, bf16, f16 or f64");
+  throw io::InputError("dtype \"" + name + "\" must be f32, bf16, f16 or f64: choose one of them");
 }
 
 std::string short_name(DType dtype) {

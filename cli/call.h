@@ -12,7 +12,7 @@ namespace tandem::tool {
 
 struct Inputs {
   Buffer q, k, v;
-  Buffer dout, dlse;  // backward only; dlse and all below may be absent
+  Buffer dout, dlse;  // backward only; dlse and all later members may be absent
   Buffer bias, sink, alibi_slopes;
   Buffer cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k;
 

@@ -50,16 +50,16 @@ gpu::Properties properties_of(const std::string& device) {
 void CardFlags::add_to(Command app) {
   std::vector<std::string> keys;
   for (const Card& known : cards) keys.emplace_back(known.key);
-  const Flag by_name = app.option("--gpu,--card", card, "A GPU that need not be here").one_of(keys);
-  app.option("--device", device, "cuda, cuda:N or vgpu:MODEL [the GPU that is here, else --card h200]")
-      .excludes(by_name);
+  const Flag by_name = app.option("--gpu,--card", card, "A GPU by name; this machine need not have it").one_of(keys);
+  app.option("--device", device, "cuda, cuda:N or vgpu:MODEL [this machine's GPU, else --gpu h200]").excludes(by_name);
 }
 
 gpu::Properties CardFlags::properties() const {
   if (!device.empty()) {
     if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return properties_of(device);
-    throw io::InputError("--device " + device + ": must be cuda, cuda:N or vgpu:MODEL, as only GPUs have a plan; " +
-                         "without a GPU name a card: --card h200");
+    throw io::InputError(
+        "--device (" + device +
+        ") must be cuda, cuda:N or vgpu:MODEL, because only GPUs have a plan: " + "without a GPU pass --gpu h200");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();

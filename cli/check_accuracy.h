@@ -18,7 +18,7 @@ struct Errors {
 
 struct AccuracyCheck {
   std::string name;
-  Errors engine, plain;  // over the whole tensor; plain: of its first run
+  Errors engine, plain;  // over the whole tensor; plain: of the first run
   double worst = 0;      // largest error over bound of any head; good up to 1
   std::string why;       // reason if not good
   bool good() const { return why.empty(); }

@@ -102,7 +102,7 @@ Speed measure_speed(Machine& machine, const Given& given, const Attention& optio
     speed.plain_backward = tool::median_seconds([&] { formula.backward(backward_problem); }, seconds);
   }
   speed.plain_memory = static_cast<double>(formula.scratch_bytes());
-  // A BLAS may keep its threads spinning for a moment. The pause keeps them from slowing the next measurement.
+  // A BLAS may keep its threads spinning for a moment. The pause keeps these threads from slowing the next measurement.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   return speed;
 }

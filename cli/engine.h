@@ -17,7 +17,7 @@ class ToolEngine {
   ToolEngine(const std::string& device, int threads);
 
   bool on_gpu() const { return gpu_ != nullptr; }
-  bool emulated() const { return emulated_; }  // a virtual GPU, whose clock is the CPU's
+  bool emulated() const { return emulated_; }  // a virtual GPU, which runs by the CPU's clock
   const Context& context() const { return context_; }
   size_t workspace_bytes() const { return needed_; }  // maximum of any call since the last release
   void release_workspace();
@@ -30,7 +30,7 @@ class ToolEngine {
   std::span<std::byte> workspace(const Attention& attention, tandem_pass pass);
 
   const bool emulated_;
-  std::unique_ptr<Gpu> gpu_;  // first member, because its refusal is the clearest
+  std::unique_ptr<Gpu> gpu_;  // first member, because the GPU's refusal is the clearest
   Context context_;
   size_t needed_ = 0;
   std::vector<std::byte> workspace_;

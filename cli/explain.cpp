@@ -15,7 +15,7 @@
 namespace tandem::tool {
 namespace {
 
-// Measured on an H200 while all SMs load: bytes per clock of bulk copies from the L2 cache to one SM. memory_share is
+// Bytes per clock of bulk copies from the L2 cache to one SM, measured on an H200 while all SMs load. memory_share is
 // the share of the memory's pin rate.
 constexpr double l2_bytes_per_clock = 36, memory_share = 0.95;
 
@@ -50,7 +50,7 @@ void print_floor(const plan::Floor& floor, const gpu::Properties& device) {
   std::printf("%s\nAt least %s at %d MHz, which is %s: %s binds.%s\n", table.text().c_str(),
               seconds_text(most.clocks / hertz).c_str(), device.clock_khz / 1000,
               rate_text(floor.flops, most.clocks / hertz).c_str(), most.name,
-              floor.at_bounds ? " Lengths are taken at their bounds." : "");
+              floor.at_bounds ? " Lengths that only the device knows count as their bounds." : "");
 }
 
 struct Explain {

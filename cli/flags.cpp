@@ -9,7 +9,7 @@ namespace {
 
 const std::string not_on_the_gpu = "not on the GPU: ";
 
-// True for CUDA's name of the error, and for the sentence of a virtual GPU's allocator.
+// Returns true if the sentence has CUDA's name of the out-of-memory error, or comes from a virtual GPU's allocator.
 bool is_out_of_memory(std::string_view sentence) {
   return sentence.find("OUT_OF_MEMORY") != std::string_view::npos ||
          sentence.find("virtual GPU's memory") != std::string_view::npos;
@@ -111,7 +111,8 @@ void MaskFlags::fill(Inputs& inputs) const {
 
 int32_t checked_index(int64_t value, const char* flag) {
   if (value < INT32_MIN || value > INT32_MAX)
-    throw io::InputError(std::string(flag) + " (" + std::to_string(value) + ") must fit into 32 bits");
+    throw io::InputError(std::string(flag) + " (" + std::to_string(value) +
+                         ") must fit into 32 bits: use smaller lengths");
   return static_cast<int32_t>(value);
 }
 

@@ -24,9 +24,9 @@ struct MachineFlags {
   int threads = 0;
   void add_to(Command app);
 
-  // Opens the requested device, or else the best one.
+  // Opens the requested device, or else the best device.
   std::unique_ptr<Machine> open(std::vector<std::string>* remarks) const;
-  // Opens a device for one call: the requested one, or else one that supports the call.
+  // Opens a device for one call: the requested device, or else a device that supports the call.
   Opened open(Inputs inputs, const Attention& options, tandem_pass pass) const;
 };
 

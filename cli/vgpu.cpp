@@ -186,7 +186,7 @@ struct Reported {
   vgpu::Finding finding;
   std::string text;  // for users
   std::string kernel;
-  std::string place, other;  // places of both parties; "": none
+  std::string place, other;  // places of both accesses; "": none
   int schedule = 0;
 };
 
@@ -396,9 +396,9 @@ Exit code: 0, 1 when the kernel or its results are wrong, 2 when the kernel cann
     const char *name, *what;
     int (Vgpu::*verb)() const;
     bool many;
-  } verbs[] = {{"run", "Results, and how fast", &Vgpu::run, false},
+  } verbs[] = {{"run", "Run a kernel, and print its results and speed", &Vgpu::run, false},
                {"check", "Find errors of a kernel, under one schedule or many", &Vgpu::check, true},
-               {"trace", "One block as a Perfetto trace and as a picture", &Vgpu::trace, false}};
+               {"trace", "Draw one block as a Perfetto trace and as a picture", &Vgpu::trace, false}};
   for (const auto& one : verbs) {
     auto vgpu = std::make_shared<Vgpu>();
     vgpu->command = arguments;
@@ -406,7 +406,8 @@ Exit code: 0, 1 when the kernel or its results are wrong, 2 when the kernel cann
     add_flags(verb, *vgpu, one.many);
     if (one.verb == &Vgpu::check) {
       verb.option("--json", vgpu->findings, "Write the findings into this file, as JSON");
-      verb.option("--letter", vgpu->letter, "off: without findings by the letter of PTX [on]").one_of({"on", "off"});
+      verb.option("--letter", vgpu->letter, "off: omit findings that no known hardware shows [on]")
+          .one_of({"on", "off"});
       verb.footer(kAboutCheck);
     }
     if (one.verb == &Vgpu::trace) {

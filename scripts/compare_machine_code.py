@@ -82,7 +82,7 @@ def of_a_pass() -> dict[str, list[str]]:
 
 
 def last_of_each(flags: list[str]) -> list[str]:
-    """Removes repeated flags, because the command accepts a flag once. A later flag replaces an earlier one."""
+    """Removes repeated flags, because the command accepts a flag once. A later flag replaces an earlier flag."""
     by_name: dict[str, list[str]] = {}
     for word in flags:
         if word.startswith("--"):

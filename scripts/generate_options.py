@@ -24,7 +24,7 @@ HEAD = '''\
 LISTS = {
     "MEMBERS": "The members of tandem_attention_args after size, with their C types.",
     "KINDS": "The arguments that options.def names, with their kinds.",
-    "TENSORS": "The tensors that a call reads; the first ones have gradients.",
+    "TENSORS": "The tensors that a call reads; the first tensors have gradients.",
     "INPUTS": "The arguments that the operators take by position.",
     "OPTIONS": "The arguments that the operators take by name, without score_mod and mask_mod.",
     "SCHEMA": "The declarations of OPTIONS, then the declarations for score_mod and mask_mod.",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs it only on the
-# best instruction set. Writes a JSON file whose fields docs/results/README.md explains.
+# Runs the whole proof of the CPU engine, on each of its instruction sets that this machine has. CI runs this proof only
+# on the best instruction set. Writes a JSON file whose fields docs/results/README.md explains.
 #
 #   scripts/prove_cpu.sh <build folder> [<file.json>]
 #
@@ -19,7 +19,7 @@ for target in best generic avx2 avx512; do
   unset TANDEM_CPU_TARGET
   if [ $target != best ]; then
     export TANDEM_CPU_TARGET=$target
-    # The program prints a reason and fails if the machine lacks the target, or if the target is the best one.
+    # The program prints a reason and fails if the machine lacks the target, or if the target is the best set.
     "$tests" --gtest_list_tests > "$scratch/log" || { tail -n 1 "$scratch/log"; continue; }
   fi
   step "tests, $target" 'tests ran' "$tests"

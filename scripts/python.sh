@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The environment of the Python tests: build/venv with torch, the packages of tests/python/requirements.txt, and the wheel
-# of this checkout. Source it after scripts/setup.sh.
+# The environment of the Python tests: build/venv with torch, the packages of tests/python/requirements.txt, and the
+# wheel of this checkout. Source this file after scripts/setup.sh.
 
 # shellcheck disable=SC2034  # the list is for the scripts that source this
 PYTHON_PACKAGES='
@@ -9,7 +9,7 @@ python3-venv          -           a virtual environment for the Python tests
 '
 TORCH='torch==2.13.0'
 
-# Keeps an environment that is up to date. Returns 1 if it cannot be created.
+# Keeps an environment that is up to date. Returns 1 if no environment can be created.
 python_environment() {
   local venv=build/venv wanted
   wanted=$(cat tests/python/requirements.txt - <<<"$TORCH")

@@ -1,5 +1,6 @@
 # shellcheck shell=bash disable=SC2034  # the lists are for the scripts that source this
-# Functions that install, configure and build, for run.sh, test.sh, lint.sh and .ci/run. Source it from the top folder.
+# Functions that install, configure and build, for run.sh, test.sh, lint.sh and .ci/run. Source this file from the top
+# folder.
 
 # Each line: package, a program of it ("-": dpkg decides whether it is installed), purpose.
 BUILD_PACKAGES='

@@ -51,7 +51,7 @@ struct Barriers {
   u64 full[4], empty[4];  // K0, V0, K1, V1
 };
 
-// Called by one thread. size and both addresses must be multiples of 16. PTX ISA "cp.async.bulk".
+// One thread calls this function. size and both addresses must be multiples of 16. PTX ISA "cp.async.bulk".
 TANDEM_DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))

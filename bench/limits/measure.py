@@ -133,7 +133,7 @@ def measure(card: Card) -> dict:
         work = 2 * groups * 2 * 2 * 64 * keys * dim  # two tiles, two products
         rates = card.rates(name, 128 * (groups + 1), shared, work, turns=int(2e-3 * 7e12 / work))
         show(name, "TFLOP/s", 1e-12, rates)
-        if "streamed" in name:  # ceiling of a kernel: the faster of both places of Q
+        if "streamed" in name:  # ceiling of a kernel: Q in its faster place
             best = found["mma"].setdefault(f"d{dim}", {"burst": 0.0, "sustained": 0.0})
             for key in best:
                 best[key] = max(best[key], rates[key])

@@ -8,7 +8,7 @@
 
 struct OrderArgs {
   long long* to;  // defined by the entry point
-  u32 delay;      // clocks from the first warpgroup's burst to the second's
+  u32 delay;      // clocks from the first burst to the second burst
   u32 alone;      // the second warpgroup issues nothing
   u32 zero;       // 0, but unknown to the compiler
 };

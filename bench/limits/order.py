@@ -5,7 +5,8 @@ instructions during products. The timing model (sass/docs/clocks.md) needs both,
     python bench/limits/order.py        # a second; --cubin FILE: compile alone, on any machine with NVRTC
 
 Two warpgroups of one block issue a burst of eight products of 64 x N x 16 each, the second one some clocks later. If
-products run in order of arrival, the first burst ends as if it were alone. If warpgroups alternate, it ends later.
+products run in order of arrival, the first burst ends as if it were alone. If warpgroups alternate, that burst ends
+later.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Card:
-    """Samples the state and records it by name. Without NVML it records nothing, and `absent` has the reason."""
+    """Samples the state and records it by name. Without NVML this class records nothing, and `absent` has the
+    reason."""
 
     def __init__(self, uuid: str):
         self.absent, self.mhz, self.watts = None, {}, {}

@@ -38,7 +38,7 @@ def text(x, y, words, size=11, color="soft", anchor="start", extra=""):
 def _bar(x, base, height, name, hint):
     color, opacity = COLORS[name]
     place = f'x="{x:g}" y="{base - height:.2f}" width="{BAR}" height="{height:.2f}" rx="2"'
-    under = f'<rect {place} class="paper"/>' if opacity < 1 else ""  # hides lines below it
+    under = f'<rect {place} class="paper"/>' if opacity < 1 else ""  # hides lines below the bar
     shown = f"<title>{html.escape(hint)}</title>"
     return f'{under}<rect {place} class="{color}" fill-opacity="{opacity}">{shown}</rect>'
 

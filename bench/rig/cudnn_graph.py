@@ -102,7 +102,8 @@ class _Graph:
         return options
 
     def build(self, result):
-        """A call that executes the graph and returns `result`. Raises cuDNN's error if it does not serve the graph."""
+        """A call that executes the graph and returns `result`. Raises cuDNN's error if cuDNN does not serve the
+        graph."""
         graph = self.graph
         graph.validate()
         graph.build_operation_graph()

@@ -1,7 +1,7 @@
 """Distributions of a problem's tensors besides normal random numbers, and their difficulty for an online softmax.
 
-Real data have features that random data lack. One key may score far above the rest in every row (the first one: an
-attention sink; a middle one: a needle). Rows may attend to one key each (copy heads), and logits may be large.
+Real data have features that random data lack. One key may score far above the rest in every row (the first key: an
+attention sink; a middle key: a needle). Rows may attend to one key each (copy heads), and logits may be large.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Function:
 
 def encode_map(address: int, x: torch.Tensor, sizes, strides, box) -> None:
     """A tensor map of 16-bit elements at this address: the first dimension is contiguous, the strides of the remaining
-    ones are in elements.
+    dimensions are in elements.
     """
     rank = len(sizes)
     long, word = c.c_uint64 * rank, c.c_uint32 * rank

@@ -1,5 +1,5 @@
-"""The gallery of bench/flex.py for FlashAttention-4: CuTe functions of vectors of one number if they read tensors,
-else of two or four. Score functions have gradients. Import it after rig.peers.fa4 has set the path of the packages.
+"""The gallery of bench/flex.py for FlashAttention-4: CuTe functions of vectors of one number if they read tensors, else
+of two or four. Score functions have gradients. Import this module after rig.peers.fa4 has set the path of the packages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summaries of a problem's raw rounds, in numbers and in lines. Needs neither torch nor a GPU.
+"""Summaries of a problem's raw rounds, in numbers and in lines. The module needs neither torch nor a GPU.
 
 A problem's result is a dictionary as written to the JSON; docs/results/README.md defines its fields.
 """

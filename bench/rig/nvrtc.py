@@ -37,7 +37,7 @@ def library() -> tuple[c.CDLL, str]:
         except OSError:
             continue
         for builtins in glob.glob(os.path.join(os.path.dirname(path), "libnvrtc-builtins.so.*")):
-            c.CDLL(builtins)  # it searches only the loader's path
+            c.CDLL(builtins)  # NVRTC searches only the loader's path
         major, minor = c.c_int(), c.c_int()
         nvrtc.nvrtcVersion(c.byref(major), c.byref(minor))
         return nvrtc, f"{path} ({major.value}.{minor.value})"

@@ -31,7 +31,7 @@ def _dims_differ(cell) -> bool:
 
 
 def needs_cudnn_graph(cell) -> bool:
-    """True for problems that torch's interface to cuDNN does not describe."""
+    """Returns True for problems that torch's interface to cuDNN does not describe."""
     return bool(cell.window or cell.sink or cell.lengths or (cell.causal and cell.keys != cell.seqlen))
 
 

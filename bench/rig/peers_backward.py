@@ -101,7 +101,7 @@ def found(forwards: dict, absent: dict, fa3_library: str | None) -> dict:
         there[name] = cudnn if name == "cuDNN" else through_autograd(forward)
     if "cuDNN" in forwards:
         there["cuDNN deterministic"] = deterministic_cudnn
-    if fa3_library:  # its forward may be another library's
+    if fa3_library:  # the forward may belong to another library
         absent.pop("FA3", None)
         for name, deterministic in (("FA3", False), ("FA3 deterministic", True)):
             try:

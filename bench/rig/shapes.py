@@ -24,7 +24,7 @@ SUSTAINED = 5  # factor of a burst's duration for long windows
 class Cell:
     """One problem. A causal mask is aligned to the last query and the last key."""
 
-    row: str  # row and column of its table
+    row: str  # row and column of the shape's table
     column: str
     seqlen: int  # queries; packed: in the longest sequence
     heads: int

@@ -117,6 +117,6 @@ def host_calls(forward: Forward):
     """Returns (a call of tandem_forward, a call of an empty C function), both through ctypes."""
     stream = c.c_void_p(torch.cuda.current_stream().cuda_stream)
     run, arguments = forward.context.library.tandem_forward, (*forward.call, stream)
-    nothing = c.CDLL(None)["abs"]  # it reads only its first argument
+    nothing = c.CDLL(None)["abs"]  # the function reads only its first argument
     nothing.argtypes = run.argtypes
     return lambda: run(*arguments), lambda: nothing(*arguments)

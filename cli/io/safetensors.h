@@ -13,7 +13,7 @@
 namespace tandem::io {
 
 struct Safetensors {
-  std::vector<FileTensor> tensors;  // ordered by address; they point into the parsed bytes
+  std::vector<FileTensor> tensors;  // tensors, ordered by address, point into the parsed bytes
   std::map<std::string, std::string> metadata;
 
   const FileTensor* find(std::string_view name) const;  // nullptr if absent

@@ -16,8 +16,8 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_kept_bytes = int64_t{1} << 30;
 
-// The inputs of every step. With enough heads these run in parallel, each product on one thread. Otherwise they run one
-// after another, with all threads inside a product and over the rows of a softmax.
+// The inputs of every step. With enough heads these run in parallel, each product on one thread. Otherwise heads run
+// one after another, with all threads inside a product and over the rows of a softmax.
 struct Setting {
   const Problem& p;
   cpu::Threads& threads;
@@ -295,7 +295,7 @@ void backward_head(const Setting& c, int64_t b, int64_t h, float* kept, const Ke
   }
   c.each_row(m, [&](int64_t i) {
     float* row = gradient.data() + i * n;
-    const KeySpan keys = visible_keys(p, s, i);  // slopes are set for these alone
+    const KeySpan keys = visible_keys(p, s, i);  // slopes are set for visible keys alone
     for (int64_t j = keys.begin; capped && j < keys.end; ++j) row[j] *= slopes.data()[i * n + j];
     round_row(c.round_to, row, n);
   });

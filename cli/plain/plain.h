@@ -1,5 +1,6 @@
 // Standard attention without a fused kernel: two matrix products by the machine's BLAS and a softmax between them. The
-// whole score matrix is in memory, and arithmetic is float32. The command compares Tandem's error and speed with it.
+// whole score matrix is in memory, and arithmetic is float32. The command compares Tandem's error and speed with
+// standard attention's.
 #pragma once
 
 #include <atomic>

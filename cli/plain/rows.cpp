@@ -11,7 +11,7 @@
 namespace tandem::plain {
 namespace {
 
-// Sixteen lanes. The compiler maps them to the registers of the enclosing function's target.
+// Sixteen lanes. The compiler maps these lanes to the registers of the enclosing function's target.
 using Lanes = float __attribute__((vector_size(64)));
 using Bits = int32_t __attribute__((vector_size(64)));
 constexpr int64_t lanes = 16;
@@ -47,7 +47,7 @@ constexpr int64_t lanes = 16;
 
 // exp(x) = 2^n exp(x - n ln 2). The second factor is a series up to the sixth power, within 2 units in the last place.
 [[gnu::always_inline]] inline float exp_body(float* row, int64_t n, float shift) {
-  constexpr float magic = 0x1.8p23f;  // its addition rounds to an integer in the low bits
+  constexpr float magic = 0x1.8p23f;  // adding this number rounds to an integer in the low bits
   Lanes sums{};
   for (int64_t j = 0; j < n; j += lanes) {
     Lanes x = Lanes{} - std::numeric_limits<float>::infinity();

@@ -102,7 +102,7 @@ int run_program(const std::vector<std::string>& command) {
 }
 
 int Exec::run() const {
-  if (command.empty()) throw io::InputError("the program is missing: tandem vgpu exec ./program its arguments");
+  if (command.empty()) throw io::InputError("./program must be given: tandem vgpu exec ./program ARGUMENTS");
   const vgpu::Model* model = nullptr;
   if (!gpu::is_virtual(device))
     throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: tandem vgpu models");
@@ -118,11 +118,10 @@ int Exec::run() const {
     errors += found;
   }
   if (processes == 0 && code != 127) {
-    std::fprintf(
-        stderr,
-        "tandem: %s: no process of it used the virtual GPU to its end: it must load libcuda.so.1 by that name, "
-        "and leave by exit\n",
-        command.front().c_str());
+    std::fprintf(stderr,
+                 "tandem: %s: no process used the virtual GPU until its end: load libcuda.so.1 by that name, "
+                 "and leave by exit\n",
+                 command.front().c_str());
     return code != 0 ? code : 2;
   }
   return code != 0 ? code : errors > 0 ? 1 : 0;

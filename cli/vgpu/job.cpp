@@ -154,7 +154,7 @@ class PtxJob final : public Job {
                     std::vector<std::byte>* block) const;
   Status start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,
                std::span<std::byte> block) const;
-  // Returns sentences about the expected results: the correct ones, or the wrong ones.
+  // Returns sentences about the expected results: the correct results, or the wrong results.
   std::vector<std::string> verdicts(bool good) const;
 
   const io::MappedFile ptx_;

@@ -22,7 +22,7 @@ class Job {
   virtual std::string kernel() const { return ""; }
   // Describes the job in one line.
   virtual std::string description() const = 0;
-  // True if no kernel would be launched.
+  // Returns true if no kernel would be launched.
   virtual bool is_empty() const { return false; }
   // Runs once on a new device, with the same inputs each time and uninitialised results.
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;

@@ -80,7 +80,7 @@ class Fields {
     return json_.find(key) != nullptr;
   }
   const Json& at(const char* key) {
-    if (!has(key)) refuse(key, "is missing");
+    if (!has(key)) refuse(key, "must be given: add the key");
     return *json_.find(key);
   }
   template <class T>
@@ -154,7 +154,8 @@ void read_size(Fields& fields, const LaunchFile& file, LaunchBuffer* buffer) {
     buffer->shape = fields.get<std::vector<int64_t>>("shape");
   } else if (fields.has("bytes")) {
     const auto bytes = static_cast<int64_t>(fields.count("bytes"));
-    if (bytes % io::size_of(buffer->type) != 0) fields.refuse("bytes", "must be whole elements of the type");
+    if (bytes % io::size_of(buffer->type) != 0)
+      fields.refuse("bytes", "must be whole elements of the type: round it up");
     buffer->shape = {bytes / io::size_of(buffer->type)};
   } else if (buffer->fill == LaunchBuffer::Fill::file) {
     const io::MappedFile mapped(file.beside(buffer->file));
@@ -214,7 +215,9 @@ std::vector<std::byte> hex_bytes(Fields& fields) {
   std::string digits = fields.get<std::string>("hex");
   std::erase_if(digits, [](char c) { return c == ' ' || c == '_'; });
   const bool whole = digits.size() % 2 == 0 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (!whole) fields.refuse("hex", "must be two hexadecimal digits for each byte, the first byte first");
+  if (!whole)
+    fields.refuse("hex",
+                  "must be two hexadecimal digits for each byte, the first byte first: write an even number of them");
   std::vector<std::byte> bytes;
   for (size_t i = 0; i < digits.size(); i += 2)
     bytes.push_back(static_cast<std::byte>(std::stoi(digits.substr(i, 2), nullptr, 16)));
@@ -252,10 +255,11 @@ gpu::TensorMapSpec read_map(Fields& fields, const LaunchFile& file, LaunchParame
   const auto strides = fields.get<std::vector<uint64_t>>("byte_strides", {});
   const auto box = fields.get<std::vector<uint32_t>>("box");
   const auto steps = fields.get<std::vector<uint32_t>>("element_strides", std::vector<uint32_t>(dims.size(), 1));
-  if (dims.empty() || dims.size() > gpu::kMaxTensorRank) fields.refuse("dims", "must be one to five sizes");
-  if (strides.size() + 1 != dims.size()) fields.refuse("byte_strides", "must have one of each dimension but the first");
-  if (box.size() != dims.size()) fields.refuse("box", "must have one size for each dimension");
-  if (steps.size() != dims.size()) fields.refuse("element_strides", "must have one for each dimension");
+  if (dims.empty() || dims.size() > gpu::kMaxTensorRank) fields.refuse("dims", "must be one to five sizes: list them");
+  if (strides.size() + 1 != dims.size())
+    fields.refuse("byte_strides", "must have one stride for each dimension but the first: list them");
+  if (box.size() != dims.size()) fields.refuse("box", "must have one size for each dimension: list them");
+  if (steps.size() != dims.size()) fields.refuse("element_strides", "must have one step for each dimension: list them");
   spec.rank = static_cast<int32_t>(dims.size());
   std::ranges::copy(dims, spec.dims);
   std::ranges::copy(strides, spec.byte_strides + 1);
@@ -281,7 +285,7 @@ int read_numbers(Fields& fields, LaunchParameter* parameter) {
   const auto integer = [&](const char* key, const Json& one) { return fields.integer(key, one); };
   const auto real = [&](const char* key, const Json& one) -> double {
     if (const auto number = one.real()) return *number;
-    fields.refuse(key, str_cat("(", one.dump(), ") must be a number"));
+    fields.refuse(key, str_cat("(", one.dump(), ") must be a number: write a number"));
   };
   numbers("i8", int8_t{}, integer), numbers("u8", uint8_t{}, integer);
   numbers("i16", int16_t{}, integer), numbers("u16", uint16_t{}, integer);
@@ -319,8 +323,8 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
       parameter.parts.push_back(read_parameter(parts.items()[n], file, str_cat(fields.place("struct"), "[", n, "]")));
   }
   constexpr const char* kinds = "i32, u32, i64, u64, f32, f64, hex, pointer, tensor_map, struct, ...";
-  if (values == 0) fields.refuse("", str_cat("has no value: one of ", kinds));
-  if (values > 1) fields.refuse("", str_cat("has several values: it must be one of ", kinds));
+  if (values == 0) fields.refuse("", str_cat("must have a value: one of ", kinds));
+  if (values > 1) fields.refuse("", str_cat("must have one value, not several: one of ", kinds));
   fields.finish();
   return parameter;
 }
@@ -340,7 +344,7 @@ LaunchFile read_launch(const std::string& path) {
   try {
     json = io::parse_json({text, mapped.bytes().size()});
   } catch (const io::JsonError& error) {
-    throw InputError(path + ": is no JSON: " + error.what());
+    throw InputError(path + ": must be JSON: " + error.what());
   }
   Fields fields(json, path + ": ");
   file.entry = fields.get<std::string>("entry", "");

@@ -41,7 +41,7 @@ struct LaunchParameter {
 };
 
 struct LaunchFile {
-  std::string path;  // file names in it are relative to its folder
+  std::string path;  // file names are relative to this file's folder
   std::string entry;
   gpu::Dim3 grid, block, cluster;
   uint32_t dynamic_shared_bytes = 0;

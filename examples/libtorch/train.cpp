@@ -91,7 +91,7 @@ std::vector<at::Tensor> results(F function, const std::vector<at::Tensor>& input
   return all;
 }
 
-// True if each relative error against float64 (of the norms) is at most twice the error of torch's attention in
+// Returns true if each relative error against float64 (of the norms) is at most twice the error of torch's attention in
 // float32.
 bool agrees_with_torch() {
   const at::Tensor q = at::randn({2, 96, 4, 64}), k = at::randn({2, 96, 2, 64}), v = at::randn({2, 96, 2, 64});
@@ -109,7 +109,7 @@ bool agrees_with_torch() {
   return agrees;
 }
 
-// True if gradient descent reduces the loss to less than a tenth.
+// Returns true if gradient descent reduces the loss to less than a tenth.
 bool train() {
   const at::Tensor v = at::randn({1, 32, 4, 32});
   at::Tensor q = (0.1 * at::randn_like(v)).requires_grad_(true), k = (0.1 * at::randn_like(v)).requires_grad_(true);

@@ -122,7 +122,7 @@ TANDEM_API tandem_status tandem_context_create(const tandem_context_options* opt
 /* NULL is ignored. No call may be running on the context. */
 TANDEM_API void tandem_context_destroy(tandem_context* context);
 /* One line that describes the context. Examples: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products" and "cuda:0,
- * NVIDIA H200, 132 SMs, driver 13.0, kernels compiled by NVRTC 13.0". Valid while the context exists. */
+ * NVIDIA H200, 132 SMs, driver 13.0, kernels compiled by NVRTC 13.0". The text is valid while the context exists. */
 TANDEM_API const char* tandem_context_description(tandem_context* context);
 /* The number of threads that a call may use; 1 on a GPU. */
 TANDEM_API int32_t tandem_context_threads(tandem_context* context);
@@ -149,8 +149,8 @@ typedef struct tandem_mod_tensor {
   const tandem_tensor* gradient;
 } tandem_mod_tensor;
 
-/* One line such as "score - slope[head] * abs(q - k)", with the scalars and tensors that it names. The call reads it
- * and keeps no pointer to it. */
+/* One line such as "score - slope[head] * abs(q - k)", with the scalars and tensors that it names. The call reads the
+ * struct and keeps no pointer to it. */
 typedef struct tandem_mod {
   int64_t size; /* sizeof(tandem_mod) */
   const char* text;
@@ -229,8 +229,8 @@ typedef struct tandem_attention_args {
    * page_table. */
   const tandem_tensor* cu_seqlens_q;
   const tandem_tensor* cu_seqlens_k;
-  /* Used lengths: (batch), int32, at most the sequence's own length. Rows beyond them are set to zero in out, dq, dk
-   * and dv, and to -inf in lse. */
+  /* Used lengths: (batch), int32, at most the sequence's own length. Rows beyond the used lengths are set to zero in
+   * out, dq, dk and dv, and to -inf in lse. */
   const tandem_tensor* seqused_q;
   const tandem_tensor* seqused_k;
   /* (batch, max_pages), int32: the page that holds keys [p * page_size, (p + 1) * page_size) of a sequence. Refused:
@@ -240,7 +240,7 @@ typedef struct tandem_attention_args {
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 
-  /* softmax_scale: 0 means 1 / sqrt(head_dim). softcap: 0 means off; a positive one replaces a score by softcap *
+  /* softmax_scale: 0 means 1 / sqrt(head_dim). softcap: 0 means off; a positive softcap replaces a score by softcap *
    * tanh(score / softcap). */
   double softmax_scale;
   double softcap;
@@ -276,7 +276,7 @@ typedef struct tandem_attention_args {
   int32_t deterministic;
   /* Nonzero: a sequence's result depends on no other sequence of the batch. This always holds on the CPU. */
   int32_t batch_invariant;
-  /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks them. */
+  /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks index tensors. */
   int32_t validate;
 
   /* ---- Fields since 0.2 ---- */
@@ -292,7 +292,7 @@ typedef struct tandem_attention_args {
   int32_t accumulate;
 
   /* The number of a GPU's multiprocessors that a call may use; 0 means all. The rest stay free for other work. A
-   * kernel with clusters of two CTAs uses at least two. Changes no bits. The CPU ignores it: see
+   * kernel with clusters of two CTAs uses at least two. sm_limit changes no bits. The CPU ignores sm_limit: see
    * tandem_context_options.threads. */
   int32_t sm_limit;
 

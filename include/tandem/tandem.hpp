@@ -58,7 +58,7 @@ inline constexpr tandem_dtype int32{TANDEM_INT, 32, 1}, int64{TANDEM_INT, 64, 1}
 constexpr tandem_device host() { return {TANDEM_CPU, 0}; }
 constexpr tandem_device cuda(int32_t index = 0) { return {TANDEM_CUDA, index}; }
 
-// The dtype of a C++ type. Specialise it for your own 16-bit type:
+// The dtype of a C++ type. Specialise this variable for your own 16-bit type:
 //   template <> inline constexpr tandem_dtype tandem::dtype_of<my::bf16> = tandem::bfloat16;
 template <class T>
 inline constexpr tandem_dtype dtype_of{0, 0, 0};
@@ -210,7 +210,7 @@ class Context {
   tandem_context* get() const { return handle_; }
   std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, AVX2"
   int32_t threads() const { return tandem_context_threads(handle_); }
-  // True if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
+  // Returns true if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
   bool on_host() const { return on_host_; }
 
  private:
@@ -497,9 +497,9 @@ inline void run(Function function, tandem_pass pass, const Attention& attention,
 
 }  // namespace detail
 
-// Writes out, and lse if present. workspace: memory of the context's device. Without one, a call in host memory
-// allocates its own, and a GPU refuses a call that needs one. stream: see tandem.h. Throws Error before anything is
-// written.
+// Writes out, and lse if present. workspace: memory of the context's device. Without a workspace, a call in host memory
+// allocates memory, and a GPU refuses a call that needs a workspace. stream: see tandem.h. Throws Error before anything
+// is written.
 inline void forward(const Attention& attention, const Context& context = {}, std::span<std::byte> workspace = {},
                     void* stream = nullptr) {
   detail::run(tandem_forward, TANDEM_FORWARD, attention, context, workspace, stream);

@@ -37,7 +37,7 @@ struct BackwardParams : ForwardParams {
   // it.
   void* ds;  // null: dq is not wanted
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
-  int head_dim;  // the problem's
+  int head_dim;  // head_dim of the problem, without padding
 
   void* dsink;  // or null
   long long dsink_head;

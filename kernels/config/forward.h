@@ -29,7 +29,7 @@ struct MaxScoresParams {
   long long batch, row, head;
   const void *q_data, *k_data;
   long long q_batch, q_row, q_head, k_batch, k_row, k_head;
-  int head_dim;  // the problem's
+  int head_dim;  // head_dim of the problem, without padding
 };
 constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // per CTA
 
@@ -96,7 +96,7 @@ struct ForwardParams {
   // terms.
   float softcap_product, softcap_near_product;
   float softcap_polynomial[kSoftcapTerms], softcap_near_polynomial[kSoftcapNearTerms];
-  int head_dim_v;  // the problem's
+  int head_dim_v;  // head_dim_v of the problem, without padding
   DropoutParams dropout;
   MaxScoresParams max_scores;  // with T.max_scores
   SplitParams split;           // with T.split_keys

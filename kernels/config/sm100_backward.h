@@ -88,9 +88,9 @@ struct Sm100BackwardConfig {
     return {run_begin(thread / 128, run) + thread % kRun, thread % 128 / 64 * dq_columns() + 2 * n};
   }
 
-  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup, because
-  // it may still read the other warpgroup's. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair dQ
-  // overwrites the second half of S, after all of S has been read:
+  // Columns of tensor memory. P and dS, two elements per column, overwrite the S and dP of the same warpgroup. The
+  // other warpgroup may still read its S and dP. dQ overwrites dP if 512 columns are not enough (d128). With a CTA pair
+  // dQ overwrites the second half of S, after all of S has been read:
   //
   //    0    S, P          [128]              S, P           [64]
   //    64                                    S, dQ          [64]
@@ -142,9 +142,9 @@ struct Sm100BackwardConfig {
     return tmem_rounded(at, warpgroup, run) + n * 16 % kRun / 2;
   }
 
-  // In a CTA pair each CTA keeps the operands of its products. For S and dP it keeps half of the rows of queries and
-  // dout, for dK and dV half of their columns. For dQ it keeps half of the columns of all keys and half of the queries
-  // of dS; it sends the other half.
+  // In a CTA pair each CTA keeps the operands of its products. For S and dP a CTA keeps half of the rows of queries and
+  // dout, for dK and dV half of their columns. For dQ a CTA keeps half of the columns of all keys and half of the
+  // queries of dS; it sends the other half.
   constexpr int q_box_rows() const { return tile_m / ctas(); }
   static constexpr int kTwoCtaBlocks = 2 + 2 + 2 + 4 + 2 + 1;  // k, v, kt; q, qt, dout, doutt; ds; ds_sent
 
@@ -197,7 +197,7 @@ struct Sm100BackwardConfig {
            ring_blocks() > 0 && smem_bytes() <= kMaxSmemBytes;
   }
 
-  static constexpr int kPreprocessThreads = 256;            // the preceding kernel's
+  static constexpr int kPreprocessThreads = 256;            // threads of the preceding kernel
   static constexpr int preprocess_queries() { return 32; }  // unrolled; more compile slower
   static constexpr int kMaxSmemBytes = 232448;              // per CTA
 };

@@ -10,7 +10,7 @@ struct Sm100ForwardConfig {
   int head_dim = 128, head_dim_v = 128;  // rounded up to multiples of 16; at most 256
   int ex2_emu_pairs = 4;                 // pairs of 16 whose exponentials run on the FMA units
   bool two_cta = false;                  // two-CTA products
-  bool clc = false;                      // one CTA per tile; running CTAs take over others (CLC)
+  bool clc = false;                      // one CTA per tile; running CTAs take over tiles (CLC)
   bool f32_out = false;                  // float32 result, else the type of q
   bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
   bool split_keys = false;               // float32 results of splits, merged by combine_splits()
@@ -61,7 +61,7 @@ struct Sm100ForwardConfig {
   // Shared memory besides the blocks: row sums and shifts, work tiles, barriers.
   static constexpr int kSmallBytes = 3072;
   static constexpr int smem_bytes() { return kMaxBlockBytes + kSmallBytes; }
-  // True if the ring has capacity for the keys of an iteration and the values of the preceding iteration.
+  // Returns true if the ring has capacity for the keys of an iteration and the values of the preceding iteration.
   constexpr bool ring_fits() const { return ring_slots() >= k_blocks() + v_blocks(); }
 
   // Columns of tensor memory: two score buffers, then results. Probabilities, two per column, overwrite scores from the
@@ -76,8 +76,8 @@ struct Sm100ForwardConfig {
   // The number of keys of an iteration whose probabilities are signalled first: fewer if their softmax takes longer.
   constexpr int first_part() const { return lazy_max() ? 96 : 64; }
 
-  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair it signals the
-  // other CTA; with varlen it first zeroes values beyond a sequence.
+  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair the warp
+  // signals the other CTA; with varlen it first zeroes values beyond a sequence.
   constexpr bool has_relay_warp() const { return two_cta || options.varlen; }
 
   // Registers per thread, by role.

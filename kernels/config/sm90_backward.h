@@ -24,7 +24,7 @@ struct Sm90BackwardConfig {
   bool store_from_registers = false;  // dk, dv stored from registers: float32 or accumulated
   bool m_split = false;               // an n_block's iterations split over CTAs; see `convert`
   bool single_n_block = false;        // one n_block: dq is complete and stored directly
-  bool short_q = false;               // at most kShortQ per head; only these add to dq
+  bool short_q = false;               // at most kShortQ queries per head, which alone add to dq
   bool split_q_heads = false;         // split by query heads, which accumulate dk and dv in order
   bool captured = false;              // computes gradients of tensors that score_mod reads
   bool captured_per_tile = false;     // also for tiles that read one element per tensor
@@ -48,7 +48,7 @@ struct Sm90BackwardConfig {
   constexpr int dk_columns() const { return shared_p() && !warpgroup_roles() ? head_dim / warpgroups : head_dim; }
   constexpr int dv_columns() const { return shared_p() && !warpgroup_roles() ? head_dim_v / warpgroups : head_dim_v; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // True if scores are more than scaled products and a bias that passes through shared memory.
+  // Returns true if scores are more than scaled products and a bias that passes through shared memory.
   constexpr bool has_score_mod() const {
     return options.changes_products() || options.mask_mod || options.block_mask ||
            (options.bias != Bias::none && !stages_bias());
@@ -71,11 +71,11 @@ struct Sm90BackwardConfig {
   constexpr int dq_parts() const { return warpgroup_roles() ? 1 : warpgroups; }  // per CTA
   constexpr int dq_threads() const {
     return staged() && !warpgroup_roles() && !stages_bias() ? 3 : 2;
-  }  // they alternate
+  }  // the threads alternate
   constexpr int dq_row_parts() const { return tile_m / 64; }
   constexpr int dq_columns() const { return head_dim * dq_row_parts() / dq_semaphores(); }
   constexpr int dq_floats() const { return dq_rows() * head_dim; }  // per iteration
-  // If true, bulk copies from shared memory add dq. Otherwise threads add it from registers, and stall if many
+  // If true, bulk copies from shared memory add dq. Otherwise threads add dq from registers, and stall if many
   // additions are outstanding. Threads are faster at head_dim 64, where staging takes longer than an iteration. Wide
   // heads have no capacity for staging, and a stored dq needs none.
   constexpr bool staged() const {
@@ -107,7 +107,7 @@ struct Sm90BackwardConfig {
     return c < kDqFirst ? (rank == 0 ? 0 : 128) + c : (rank == 0 ? 64 : 96) + c - kDqFirst;
   }
   constexpr int cluster2_columns() const { return warpgroup_roles() ? 128 : head_dim / 2; }
-  constexpr int cluster2_column(int rank, int c) const {  // column of its c-th block of 64
+  constexpr int cluster2_column(int rank, int c) const {  // column of the c-th block of 64
     return warpgroup_roles() ? warpgroup_role_dq_column(rank, c) : rank * (head_dim / 2) + c;
   }
   // The n-th pair of a thread in a warpgroup's product of 64 rows.
@@ -187,7 +187,7 @@ struct Sm90BackwardConfig {
                                                                                                 : 0;
   }
   constexpr int preloaded_delta() const { return q_subtiles() ? 1 : !shared_p() && staged() && plain_scores() ? 2 : 0; }
-  // True if a warpgroup's columns are whole blocks of 64; otherwise they are half of a block.
+  // Returns true if a warpgroup's columns are whole blocks of 64; otherwise they are half of a block.
   static constexpr bool whole_blocks(int columns) { return columns % 64 == 0 || columns == 32; }
   constexpr bool fits() const {
     if (head_dim % 64 != 0 || head_dim_v % 64 != 0 || smem_bytes() > kMaxSmemBytes) return false;
@@ -208,7 +208,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
-  static constexpr int kPreprocessThreads = 256;                                         // the preceding kernel's
-  constexpr int preprocess_queries() const { return tile_m; }                            // unrolled
-  static constexpr int kMaxSmemBytes = 232448;                                           // per CTA
+  static constexpr int kPreprocessThreads = 256;               // threads of the preceding kernel
+  constexpr int preprocess_queries() const { return tile_m; }  // unrolled
+  static constexpr int kMaxSmemBytes = 232448;                 // per CTA
 };

@@ -20,8 +20,8 @@ struct Sm90ForwardConfig {
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // CTAs per cluster.
   constexpr int ctas() const { return bias_ctas > kv_ctas ? bias_ctas : kv_ctas; }
-  // True if scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated separately,
-  // only for n_blocks that need it.
+  // Returns true if scores are more than scaled products and a bias. With a block mask the mask_mod is evaluated
+  // separately, only for n_blocks that need it.
   constexpr bool has_score_mod() const {
     return options.changes_products() || (options.mask_mod && !options.block_mask);
   }
@@ -32,7 +32,8 @@ struct Sm90ForwardConfig {
   constexpr int mask_bytes() const {
     return evaluates_mask_mod() ? 4 * kMaskWords * warpgroups * (64 + 2 * tile_n) : 0;
   }
-  // True if the main kernel and the kernels before it may begin before the preceding kernel of the stream has ended.
+  // Returns true if the main kernel and the kernels before it may begin before the preceding kernel of the stream has
+  // ended.
   static constexpr bool overlaps_launches() { return true; }
   // Block mask: the number of rows that share one state per n_block, and the number of such units per tile.
   static constexpr int step_rows() { return 64; }
@@ -40,7 +41,7 @@ struct Sm90ForwardConfig {
   static constexpr int step_tiles() { return 1; }
   // lazy_max: iterations without a mask compute exponentials without a maximum (FragmentSoftmax::settle); an overflow
   // repeats the tile with maxima. A bias or ALiBi excludes it, because these may hide the first keys or grow without
-  // bound. Dropout excludes it, because sums include dropped probabilities and cannot be recomputed from kept ones.
+  // bound. Dropout excludes lazy_max, because sums include dropped probabilities.
   constexpr bool lazy_max() const {
     return !options.f16 && !options.scale_outside_exp2 && !options.alibi && options.bias == Bias::none &&
            !options.score_mod && (!options.mask_mod || options.block_mask) && !options.dropout;
@@ -65,8 +66,8 @@ struct Sm90ForwardConfig {
     if (options.dropout && (has_score_mod() || options.bias != Bias::none)) return false;
     return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
   }
-  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias it keeps
-  // more.
+  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias the loading
+  // warpgroup keeps more.
   constexpr int registers() const {
     const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
     const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;

@@ -43,7 +43,7 @@ struct BiasRows {
   TANDEM_DEVICE const char* at(const BiasLayout<type>& bias, int row) const {
     return first + (row >> pack_shift) * bias.row() + (row & ((1 << pack_shift) - 1)) * bias.head();
   }
-  // True if all rows are used and equally spaced.
+  // Returns true if all rows are used and equally spaced.
   TANDEM_DEVICE bool are_whole(int rows) const { return left >= rows && pack_shift == 0; }
 };
 

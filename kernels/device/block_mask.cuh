@@ -109,7 +109,8 @@ TANDEM_DEVICE TileCoords listed_tile(const Params& p) {
 struct ItemPlace {
   int before, all;
 };
-// Called by all kListBlocksThreads threads. counts: per warp; it can be reused after all threads have returned.
+// All kListBlocksThreads threads call this function. counts: per warp; counts can be reused after all threads have
+// returned.
 TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListBlocksThreads / 32]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const u32 voters = __ballot_sync(~0u, has);
@@ -126,7 +127,7 @@ TANDEM_DEVICE ItemPlace place_item(bool has, int (&counts)[kListBlocksThreads / 
 }
 
 // Lists the iterations of one tile: one CTA of kListBlocksThreads threads. If the host knows all lengths, Hopper's
-// kernel also sets the tile counter. A memset before it would have to end before the kernel may begin.
+// kernel also sets the tile counter. A memset before that kernel would have to end before the kernel may begin.
 template <auto T>
 TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
   constexpr int kChunk = 1024, kWarps = kListBlocksThreads / 32, kTiles = T.step_tiles();
@@ -197,7 +198,7 @@ TANDEM_DEVICE void list_n_blocks(const BlockMaskedForwardParams& p) {
 }
 
 // Computes the position of an m_block in the order by number of iterations, largest first. One CTA of
-// kListBlocksThreads threads.
+// kListBlocksThreads threads runs this function.
 template <auto T>
 TANDEM_DEVICE void order_tiles(const BlockMaskedForwardParams& p) {
   if constexpr (T.overlaps_launches()) {

@@ -14,7 +14,7 @@ struct FragmentSoftmax {
   // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
   // first visible key.
   float row_max[2] = {0, 0};
-  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above it move row_max
+  float rescale_above[2] = {-kInfinity, -kInfinity};  // scores above this limit move row_max
   int rescale_above_bits = kNever;                    // minimum over both rows, as bits: see may_exceed()
   // Sums over this thread's columns: of earlier iterations, of the last iteration (lazy_max adds it later), and of
   // rounding errors. The divisor is sum + rounding, because probabilities are rounded before they are multiplied.
@@ -67,8 +67,8 @@ struct FragmentSoftmax {
     }
     rescale_above_bits = lower_bits(rescale_above);
   }
-  // Called after the last iteration. If a sum is large, products of its probabilities with large values may overflow
-  // too.
+  // This function runs after the last iteration. If a sum is large, products of its probabilities with large values may
+  // overflow too.
   template <int n, class Wait>
   TANDEM_DEVICE void settle_last(const u32 (&probabilities)[n], const Wait& wait) {
     float step[2];
@@ -83,7 +83,7 @@ struct FragmentSoftmax {
     sum[0] += step_sum[0];
     sum[1] += step_sum[1];
   }
-  // True if the sum of row i is not reliable.
+  // Returns true if the sum of row i is not reliable.
   TANDEM_DEVICE bool overflowed(int i) const { return !(sum[i] <= kOverflowedSum); }
 
   // Replaces scores [begin, end) of an iteration by 2^(scale * score - row_max).
@@ -126,11 +126,12 @@ struct FragmentSoftmax {
     return lower >= 0 ? __float_as_int(lower) : kNever;
   }
 
-  // True if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
-  // non-negative floats are ordered like the floats. The integer unit compares three at once, the float unit two.
+  // Returns true if a score may exceed its row's limit: exact unless a limit is negative, which returns true. Bits of
+  // non-negative floats are ordered like the floats. The integer unit compares three numbers at once, and the float
+  // unit compares two.
   template <int n>
   TANDEM_DEVICE bool may_exceed(const float (&s)[n]) const {
-    int largest[2] = {kNever, kNever};  // two chains, because one would wait for its own results
+    int largest[2] = {kNever, kNever};  // two chains, because one would wait for earlier results
 #pragma unroll
     for (int r = 0; r < n; r += 4) {
 #pragma unroll
@@ -158,7 +159,7 @@ struct FragmentSoftmax {
     return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
   }
 
-  // True for the whole warp if any row exceeds its limit.
+  // Returns true for the whole warp if any row exceeds its limit.
   TANDEM_DEVICE bool passes_limit() const { return __any_sync(~0u, step_sum[0] > limit[0] || step_sum[1] > limit[1]); }
   // Adds the iteration to the sums. row: the iteration's sum over the four lanes of a row.
   template <int n, class Wait>

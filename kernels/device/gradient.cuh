@@ -15,7 +15,7 @@ TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool ac
   }
 }
 
-// True if 16 bytes of dq may be stored at once.
+// Returns true if 16 bytes of dq may be stored at once.
 TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
   const i64 bytes = 2 * (p.dq_row | p.dq_head | p.dq_batch) | static_cast<i64>(reinterpret_cast<u64>(p.dq));
   return !p.dq_is_f32 && !p.accumulate && bytes % 16 == 0;

@@ -109,8 +109,8 @@ struct HeadScores {
   }
 };
 
-// With a softcap or score_mod: P times the derivative of its score, the factor of dP - delta. A P of 0 gives 0, even if
-// the derivative is inf or NaN.
+// Returns P times the derivative of its score with a softcap or score_mod: the factor of dP - delta. A P of 0 gives 0,
+// even if the derivative is inf or NaN.
 template <auto T>
 TANDEM_DEVICE float apply_score_derivative(float probability, float derivative) {
   if constexpr (T.options.score_mod) return probability == 0 ? 0.0f : probability * derivative;

@@ -1,4 +1,4 @@
-// The iterations of a backward tile with a block mask. Two kernels list them before the main kernel.
+// The iterations of a backward tile with a block mask. Two kernels list these iterations before the main kernel.
 //
 // The n_blocks that an m_block sees are unknown in advance, so that one order must work for any mask. n_blocks run from
 // last to first, and each iterates from its first m_block on. With causal and similar masks n_blocks then reach an

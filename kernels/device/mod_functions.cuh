@@ -11,7 +11,7 @@ struct ModPlace {
   int batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Functions printed for a kernel with modifications: the new score, its derivative by the old one, and the key's
+// Functions printed for a kernel with modifications: the new score, its derivative by the old score, and the key's
 // visibility. The functions are templates, so that an absent one is not instantiated. Costly values that all scores of
 // a row share are preloaded per row, and a mask's values per key.
 template <auto T>
@@ -41,7 +41,7 @@ TANDEM_DEVICE bool mask_mod(const ModPlace& at, const ModNames& names) {
   return mask_mod<T>(mask_row<T>(at, names), mask_key<T>(at, names), at, names);
 }
 // Prefetches the elements that mask_mod() reads for a query with any key. A warp prefetches an iteration at once.
-// Otherwise it would wait for memory at each evaluation.
+// Otherwise the warp would wait for memory at each evaluation.
 template <auto T>
 TANDEM_DEVICE void mask_touch_queries(const ModPlace& at, const ModNames& names);
 
@@ -86,7 +86,7 @@ TANDEM_DEVICE float mod_tanh(float a) {
   const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * fabsf(a))), 1.0f);
   return fabsf(a) < kNear ? near : copysignf(far, a);
 }
-// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a| for the same reason.
+// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a|, which avoids a reciprocal near 1.
 TANDEM_DEVICE float mod_sigmoid(float a) {
   const float rest = reciprocal(1.0f + exp2_approx(1.44269504088896340736f * fabsf(a)));
   return a < 0 ? rest : 1.0f - rest;

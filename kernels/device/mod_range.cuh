@@ -9,11 +9,12 @@ struct RangePlace {
   IntRange batch, head, q, k, seqlen_q, seqlen_k;
 };
 
-// Printed in addition to mask_mod(): the range of its value.
+// The range of mask_mod()'s value, printed in addition to mask_mod().
 template <auto T>
 TANDEM_DEVICE IntRange mask_range(const RangePlace& at, const ModNames& names);
-// Printed in addition to score_captures() if derivatives are constant and indices read no memory. Returns false if the
-// tile may read several elements of a tensor. Otherwise calls captures.add() for the one element of each tensor.
+// This function is printed in addition to score_captures() if derivatives are constant and indices read no memory.
+// Returns false if the tile may read several elements of a tensor. Otherwise calls captures.add() for the one element
+// of each tensor.
 template <auto T, class Captures>
 TANDEM_DEVICE bool tile_captures(const RangePlace& at, const ModNames& names, const Captures& captures);
 
@@ -33,7 +34,7 @@ TANDEM_DEVICE FloatRange union_over_lanes(FloatRange a) {
 TANDEM_DEVICE IntRange any_like(int) { return kAnyInt; }
 TANDEM_DEVICE FloatRange any_like(float) { return kAnyFloat; }
 
-// The range of all elements that indices in these ranges name, each clamped to its dimension. If they are few, the
+// The range of all elements that indices in these ranges name, each clamped to its dimension. If elements are few, the
 // lanes read them together.
 template <ModElement element, class... Index>
 TANDEM_DEVICE auto range_gather(const ModTensor& tensor, Index... indices) {

@@ -2,7 +2,7 @@
 #pragma once
 #include "device/m_block_iterator.cuh"
 
-// True if the main kernel stores dq.
+// Returns true if the main kernel stores dq.
 template <auto T>
 TANDEM_DEVICE constexpr bool single_n_block() {
   return has_single_n_block(constant<T>);
@@ -48,7 +48,7 @@ template <auto T>
 TANDEM_DEVICE int count_n_blocks(const BackwardParams& p, const SequenceCoords& s, int m_block) {
   return count_n_blocks(constant<T>, p, s, m_block);
 }
-// The number of n_blocks that add to an iteration's dq before this one.
+// The number of n_blocks that add to an iteration's dq before this n_block.
 template <auto T>
 TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceCoords& s, const MBlockIterator<T>& step,
                                         const NBlockWork& tile) {

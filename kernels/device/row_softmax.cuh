@@ -8,9 +8,9 @@ struct RowSoftmax {
   // The reference of the exponentials: row_max_of(scale * largest score), or up to 8 less. The limit is 0 before the
   // first visible key.
   float row_max = 0;
-  float rescale_above = -kInfinity;  // scores above it move row_max
+  float rescale_above = -kInfinity;  // scores above this limit move row_max
   Float2 sum = float2_of(0);         // sums of even and odd columns
-  float step_sum = 0;                // the last iteration's, if it computed no maximum
+  float step_sum = 0;                // sum of the last iteration, if no maximum was computed
   float rounding = 0;                // divisor minus sum: see add_rounding()
   float alpha;                       // factor of earlier sums and results, if rescale
   bool rescale;                      // warp-uniform
@@ -35,15 +35,15 @@ struct RowSoftmax {
     step_sum = total_of(step);
     sum = sum + step;
   }
-  // True if in some row of the warp the iteration may be one key with all the weight. The first condition compares with
-  // a constant.
+  // Returns true if in some row of the warp the iteration may be one key with all the weight. The first condition
+  // compares with a constant.
   TANDEM_DEVICE bool jumped() const { return __any_sync(~0u, step_sum > kOutgrownSum) && __any_sync(~0u, jumps()); }
   // A key with all the weight must contribute its exact value: the divisor is then the sum of probabilities as rounded
   // for the product.
   TANDEM_DEVICE void add_rounding(float rounded) {
     if (jumps()) rounding += rounded - step_sum;
   }
-  // True if the row_max of some row of the warp must move before the next iteration.
+  // Returns true if the row_max of some row of the warp must move before the next iteration.
   TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kMovingSum); }
   // If outgrown, before the next iteration: moves row_max by the power of two that the sum has grown by. Returns true
   // if earlier sums may be lost.
@@ -56,13 +56,13 @@ struct RowSoftmax {
     rescale_sum(from);
     return step_sum > kOverflowedSum;
   }
-  // True if the exponential of a score is beyond float's range or close to it.
+  // Returns true if the exponential of a score is beyond float's range or close to it.
   TANDEM_DEVICE bool overflows(float score, const ScoreScale& scale) const {
     return (score - rescale_above) * scale.value > 126 - kRescaleThreshold;
   }
   TANDEM_DEVICE bool overflowed() const {
     return !(total() <= kOverflowedSum);
-  }  // also true for NaN: rescale_sum() may produce one
+  }  // also true for NaN, which rescale_sum() may produce
 
   // After the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below kOverflowedSum.
   // Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
@@ -81,7 +81,7 @@ struct RowSoftmax {
     return even + odd;
   }
   TANDEM_DEVICE float total() const { return total_of(sum); }
-  // True if the iteration's sum is a large multiple of all earlier sums.
+  // Returns true if the iteration's sum is a large multiple of all earlier sums.
   TANDEM_DEVICE bool jumps() const { return step_sum > kOutgrownSum * fmaxf(total() - step_sum, 1); }
   // Rescales the sum from row_max `from` to the current row_max.
   TANDEM_DEVICE void rescale_sum(float from) {

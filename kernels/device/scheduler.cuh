@@ -13,8 +13,8 @@ TANDEM_DEVICE int running_sum(int x) {
   return x;
 }
 
-// Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024
-// threads.
+// Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024 threads
+// runs this function.
 template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;
@@ -35,7 +35,7 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
       for (t.m_block = lane; t.m_block < tiles; t.m_block += 32) {
         int steps;
         if constexpr (T.options.block_mask) {
-          steps = *steps_of<T>(p, t);  // the first head's
+          steps = *steps_of<T>(p, t);  // iterations of the first head
         } else {
           const NBlockRange s = n_block_range<T>(p, t);
           steps = s.end - s.begin;

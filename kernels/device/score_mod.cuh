@@ -31,7 +31,7 @@ TANDEM_DEVICE void softcap_within(float (&x)[n], const float (&polynomial)[terms
 template <int n>
 TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   auto sum = [&](int i) { return __float_as_int(fabsf(x[i]) + fabsf(x[i + 1])); };
-  int largest[2] = {0, 0};  // two chains, because one would wait for its own results
+  int largest[2] = {0, 0};  // two chains, because one would wait for earlier results
 #pragma unroll
   for (int i = 0; i < n; i += 4) largest[i / 4 & 1] = max(max(sum(i), sum(i + 2)), largest[i / 4 & 1]);
   return __int_as_float(max(largest[0], largest[1]));

@@ -14,6 +14,6 @@ struct WorkTile {
   bool strict;     // a retry: every maximum is taken
   int overflowed;  // 1: a retry is requested
 
-  // Called by one lane. Several warps may call it at once.
+  // One lane calls this function. Several warps may call the function at once.
   TANDEM_DEVICE void request_retry() { store_relaxed(&overflowed, 1); }
 };

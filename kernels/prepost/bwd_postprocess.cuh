@@ -113,8 +113,8 @@ TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int block) {
   }
 }
 
-// Sums T.kSumFloats of each thread's dk or dv over the splits of an n_block, in their order. With split_q_heads they
-// are already summed.
+// Sums T.kSumFloats of each thread's dk or dv over the splits of an n_block, in their order. With split_q_heads the
+// heads' dk and dv are already summed.
 template <auto T>
 TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   const int sum = block % T.dkv_accum_ctas(), n = block / T.dkv_accum_ctas();

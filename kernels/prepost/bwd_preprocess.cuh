@@ -95,7 +95,7 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
     for (int first = begin; first < begin + T.preprocess_queries(); first += kRows) make(first + threadIdx.x / kLanes);
   }
   if (!p.dsink) return;
-  // Sums sink probability * -delta, the sink's derivative, over the rows. One warp computes it in a fixed order.
+  // Sums sink probability * -delta, the sink's derivative, over the rows. One warp computes the sum in a fixed order.
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const float sink = kLog2e * load_element<T.options.f16>(p.sink, head * p.sink_head, p.sink_is_f32);

@@ -27,7 +27,7 @@ struct SplitLse {
   int count;
 
   TANDEM_DEVICE float operator[](int n) const { return first[n * step]; }
-  // The largest one, or NaN if one of them is NaN or +infinity.
+  // Returns the largest lse, or NaN if a split's lse is NaN or +infinity.
   TANDEM_DEVICE float largest() const {
     float result = -kInfinity;
     bool defined = true;
@@ -61,7 +61,8 @@ TANDEM_DEVICE void store_columns(const SplitParams& split, i64 at, const float (
   }
 }
 
-// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to that.
+// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to 16
+// bytes.
 template <auto T>
 TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   const SplitParams& split = p.split;

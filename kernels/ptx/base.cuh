@@ -14,7 +14,7 @@ TANDEM_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta
 
 constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000u);
 
-// True in one lane of a converged warp, always the same lane. PTX ISA "elect.sync".
+// Returns true in one lane of a converged warp, always the same lane. PTX ISA "elect.sync".
 TANDEM_DEVICE bool elect_one() {
   u32 elected;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
@@ -33,7 +33,8 @@ struct OneOf<false, A, B> {
 
 // Broadcasts lane 0's value, so that the compiler keeps the results in uniform registers.
 TANDEM_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-// True in all lanes if x is true in any lane. A loop that ends by it keeps slots and descriptors in uniform registers.
+// Returns true in all lanes if x is true in any lane. A loop that ends by it keeps slots and descriptors in uniform
+// registers.
 TANDEM_DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Returns x, but hides its value from the compiler. Code that uses it is not hoisted out of a loop.
@@ -42,8 +43,8 @@ TANDEM_DEVICE int opaque(int x) {
   return x;
 }
 
-// Returns x if bit n is set, else `otherwise`. Written in PTX because one instruction then tests up to seven bits, bit
-// 0 included.
+// Returns x if bit n is set, else `otherwise`. The function is PTX, because one instruction then tests up to seven
+// bits, bit 0 included.
 TANDEM_DEVICE float where_bit(u32 bits, int n, float x, float otherwise) {
   float y;
   asm("{.reg .pred p; .reg .b32 bit;\n"

@@ -28,7 +28,8 @@ TANDEM_DEVICE void mbarrier_release_at(u64* barrier, u32 rank) {
       "r"(rank)
       : "memory");
 }
-// Stores a number at the same offset in the CTA with this rank. Visible after mbarrier_release_at. PTX ISA "st".
+// Stores a number at the same offset in the CTA with this rank. The number is visible after mbarrier_release_at. PTX
+// ISA "st".
 TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
   asm volatile(
       "{.reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -37,7 +38,7 @@ TANDEM_DEVICE void store_at(int* place, u32 rank, int value) {
       : "memory");
 }
 // Copies bytes (a multiple of 16) from this CTA's shared memory to the CTA with this rank, and signals its barrier. One
-// thread calls it after the writers' fence_proxy_async. PTX ISA "cp.async.bulk".
+// thread calls this function after the writers' fence_proxy_async. PTX ISA "cp.async.bulk".
 TANDEM_DEVICE void bulk_send(void* to, const void* from, u32 bytes, u64* barrier, u32 rank) {
   asm volatile(
       "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 counts, %3, %4;\n"

@@ -1,5 +1,5 @@
-// Two floats per instruction (PTX ISA "fma", "add", "mul" with .f32x2; Blackwell). This halves the number of
-// instructions, but not the time of the FMA units.
+// Two floats per instruction (PTX ISA "fma", "add", "mul" with .f32x2; Blackwell). Such an instruction halves the
+// number of instructions, but not the time of the FMA units.
 #pragma once
 #include "ptx/base.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "ptx/base.cuh"
 
-// Called by one thread before any use; a fence_mbarrier_init and a CTA barrier must follow.
+// One thread calls this function before any use; a fence_mbarrier_init and a CTA barrier must follow.
 TANDEM_DEVICE void mbarrier_init(u64* barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -28,7 +28,7 @@ TANDEM_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
       "r"(parity)
       : "memory");
 }
-// True if the phase with this parity has completed.
+// Returns true if the phase with this parity has completed.
 TANDEM_DEVICE bool mbarrier_test(u64* barrier, u32 parity) {
   u32 there;
   asm volatile(

@@ -7,8 +7,8 @@
 #pragma once
 #include "ptx/base.cuh"
 
-// Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp calls it; with ctas = 2 a
-// warp of each CTA. The call blocks until the columns are free. PTX ISA "tcgen05.alloc",
+// Allocates columns (a power of two, 32 to 512) and writes the first address. One whole warp calls this function, with
+// ctas = 2 a warp of each CTA. The call blocks until the columns are free. PTX ISA "tcgen05.alloc",
 // "tcgen05.relinquish_alloc_permit".
 template <int ctas>
 TANDEM_DEVICE void tmem_alloc(u32* address, u32 columns) {
@@ -34,8 +34,8 @@ TANDEM_DEVICE void tcgen05_fence_after() { asm volatile("tcgen05.fence::after_th
 #define TANDEM_T16(how, x, i) TANDEM_T8(how, x, i), TANDEM_T8(how, x, i + 8)
 #define TANDEM_T32(how, x, i) TANDEM_T16(how, x, i), TANDEM_T16(how, x, i + 16)
 
-// Loads columns [address, address + n) of this warp's lanes, one lane per thread. A whole warp calls it. The registers
-// are valid after tmem_wait_load, which covers all earlier loads. PTX ISA "tcgen05.ld", "tcgen05.wait".
+// Loads columns [address, address + n) of this warp's lanes, one lane per thread. A whole warp calls this function. The
+// registers are valid after tmem_wait_load, which covers all earlier loads. PTX ISA "tcgen05.ld", "tcgen05.wait".
 TANDEM_DEVICE void tmem_load(float (&x)[16], u32 address) {
   asm volatile(
       "tcgen05.ld.sync.aligned.32x32b.x16.b32 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
@@ -108,9 +108,9 @@ constexpr u32 tcgen05_instr_desc(MmaLayout layout, bool f16, int m, int n) {
          static_cast<u32>(n) / 8 << 17 | static_cast<u32>(m) / 16 << 24;
 }
 
-// d += a b, or d = a b if not add: 128 rows of each CTA, 16 inner elements. One thread calls it and tcgen05_commit. ss:
-// a in shared memory; ts: a in tensor memory, two elements per column. ctas 2: the leader issues for both CTAs, and
-// each has half of the rows of a and half of the columns of b. PTX ISA "tcgen05.mma".
+// d += a b, or d = a b if not add: 128 rows of each CTA, 16 inner elements. One thread calls this function and
+// tcgen05_commit. ss: a in shared memory; ts: a in tensor memory, two elements per column. ctas 2: the leader issues
+// for both CTAs, and each has half of the rows of a and half of the columns of b. PTX ISA "tcgen05.mma".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_mma_ss(u32 d, u64 a, u64 b, u32 instr_desc, bool add) {
   asm volatile(
@@ -127,8 +127,8 @@ TANDEM_DEVICE void tcgen05_mma_ts(u32 d, u32 a, u64 b, u32 instr_desc, bool add)
       "r"(a), "l"(b), "r"(instr_desc), "r"(static_cast<u32>(add)), "n"(ctas)
       : "memory");
 }
-// Signals the barrier (ctas 2: of both CTAs) when all earlier products are complete. One thread calls it. PTX ISA
-// "tcgen05.commit".
+// Signals the barrier (ctas 2: of both CTAs) when all earlier products are complete. One thread calls this function.
+// PTX ISA "tcgen05.commit".
 template <int ctas>
 TANDEM_DEVICE void tcgen05_commit(u64* barrier) {
   if constexpr (ctas == 1) {

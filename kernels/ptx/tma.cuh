@@ -4,7 +4,7 @@
 #include "ptx/base.cuh"
 
 // Loads a box to shared memory and signals its bytes on the barrier. Elements outside the tensor are zeros. One thread
-// calls it.
+// calls this function.
 TANDEM_DEVICE void tma_load(void* to, const void* tensor_map, u64* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
@@ -29,8 +29,8 @@ TANDEM_DEVICE void tma_load_multicast(void* to, const void* tensor_map, u64* bar
       "l"(tensor_map), "r"(shared_address(barrier)), "r"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
-// Stores a box; elements outside the tensor are not written. One thread calls it, after the writers' fence_proxy_async
-// and a barrier.
+// Stores a box; elements outside the tensor are not written. One thread calls this function, after the writers'
+// fence_proxy_async and a barrier.
 TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, int c1, int c2, int c3, int c4) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(tensor_map),
@@ -42,7 +42,8 @@ TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, i
                "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                : "memory");
 }
-// Loads contiguous bytes (a multiple of 16) without a tensor map. One thread calls it. PTX ISA "cp.async.bulk".
+// Loads contiguous bytes (a multiple of 16) without a tensor map. One thread calls this function. PTX ISA
+// "cp.async.bulk".
 TANDEM_DEVICE void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
@@ -72,6 +73,6 @@ TANDEM_DEVICE void prefetch_tensor_map(const void* tensor_map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
 }
 
-// Orders ordinary writes to shared memory before reads by TMA and the tensor core. Every writing thread calls it before
-// a barrier.
+// Orders ordinary writes to shared memory before reads by TMA and the tensor core. Every writing thread calls this
+// function before a barrier.
 TANDEM_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

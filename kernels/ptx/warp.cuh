@@ -23,7 +23,7 @@ TANDEM_DEVICE void sleep(u32 nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"
 TANDEM_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // Returns the sum of x over each group of `lanes` neighbouring lanes, in all lanes of the group. Every lane must call
-// it.
+// this function.
 template <int lanes>
 TANDEM_DEVICE float sum_over_lanes(float x) {
 #pragma unroll

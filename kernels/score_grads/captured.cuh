@@ -1,7 +1,7 @@
 // Gradients of the tensors that a score_mod reads. An element's gradient sums P (dP - delta) times the score's
 // derivative by this element, over all scores that read the element. A separate kernel (score_grads/score_tile.cuh)
-// computes scores in shared memory, for a block of keys and 64 queries at a time. A block's threads traverse them along
-// lines.
+// computes scores in shared memory, for a block of keys and 64 queries at a time. A block's threads traverse these
+// scores along lines.
 //
 // The element that a score reads is known only on the device, so that a sum has several writers. Sums are exact
 // (config/mods.h), so that their order does not matter. While neighbours on a line read the same element, a thread adds
@@ -72,7 +72,7 @@ struct CellSum {
   TANDEM_DEVICE void store(const CapturedParams& p) const {
     if (cell >= 0) add_exactly(p, cell, sum);
   }
-  // Adds the numbers of a warp: one addition if all lanes have the same cell. All lanes must call it.
+  // Adds the numbers of a warp: one addition if all lanes have the same cell. All lanes must call this function.
   TANDEM_DEVICE void store_together(const CapturedParams& p) const {
     const u32 some = __ballot_sync(~0u, cell >= 0);
     if (some == 0) return;
@@ -142,7 +142,7 @@ TANDEM_DEVICE void walk_all(const ModifiedBackwardParams& p, const CapturedScore
 
 // ---- Tiles ----
 
-// True if the tile is visible and the main kernel has not added it.
+// Returns true if the tile is visible and the main kernel has not added it.
 template <auto T, int keys>
 TANDEM_DEVICE bool is_walked(const BackwardParams& p, const ScoreTileAt& at) {
   if (!sees_some<T, keys>(p, at)) return false;

@@ -1,6 +1,6 @@
 // Additions to the gradients of the tensors that a score_mod reads (config/mods.h). The main kernel adds tiles whose
-// scores all read the same element. With constant derivatives it adds the sum of dS (T.captured_per_tile: ranges select
-// these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
+// scores all read the same element. With constant derivatives the kernel adds the sum of dS (T.captured_per_tile:
+// ranges select these tiles). If all tiles are of this kind, it adds the terms of each score (T.captured_per_score).
 #pragma once
 #include "config/backward_addresses.h"
 #include "device/mod_range.cuh"

@@ -33,7 +33,7 @@ struct DbiasPart {
     batches = span_of(p.dbias_batches == 1, p.batch, p.dbias_batches, &block);
   }
 
-  // Calls add(ScoreTileAt) for each tile that is not hidden completely. All threads must call it.
+  // Calls add(ScoreTileAt) for each tile that is not hidden completely. All threads must call this function.
   template <class Add>
   TANDEM_DEVICE void for_each_tile(const Add& add) const {
 #pragma unroll 1

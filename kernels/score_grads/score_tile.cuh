@@ -24,7 +24,7 @@ TANDEM_DEVICE BlockState state_at(const BackwardParams& p, const ScoreTileAt& at
   return block_state<T>(p, at.sequence, at.head, at.m_block, at.key_block / T.ctas(), at.key_block % T.ctas());
 }
 
-// True if some query of the tile sees some of its `keys` keys.
+// Returns true if some query of the tile sees some of its `keys` keys.
 template <auto T, int keys>
 TANDEM_DEVICE bool sees_some(const BackwardParams& p, const ScoreTileAt& at) {
   const SequenceCoords& sequence = at.sequence;

@@ -101,7 +101,7 @@ static int read_integer(PyObject* value, const char* name, const char* rule, int
 
 static int read_real(PyObject* value, const char* name, double* number) {
   *number = PyFloat_AsDouble(value);
-  return *number != -1.0 || !PyErr_Occurred() || refuse(value, name, "a number");
+  return *number != -1.0 || !PyErr_Occurred() || refuse(value, name, "a number: convert it");
 }
 
 static int read_flag(PyObject* value, const char* name, int32_t* flag) {
@@ -110,7 +110,7 @@ static int read_flag(PyObject* value, const char* name, int32_t* flag) {
                      : PyUnicode_Check(value) ? -1
                                               : PyObject_IsTrue(value);
   *flag = is_set > 0;
-  return is_set >= 0 || refuse(value, name, "True or False");
+  return is_set >= 0 || refuse(value, name, "True or False: pass one of them");
 }
 
 static int read_alignment(PyObject* value, int32_t* alignment) {
@@ -159,7 +159,7 @@ static int read_option(PyObject* value, int field, tandem_attention_args* args) 
   }
 }
 
-/* The seed as a number, or as two: the seed and the offset. Any integers, modulo 2^64. */
+/* The seed as a number, or as two: the seed and the offset. Integers count modulo 2^64. */
 static int read_seed(PyObject* seed, tandem_attention_args* args) {
   const int is_pair = PyTuple_Check(seed);
   args->dropout_seed = PyLong_AsUnsignedLongLongMask(is_pair ? PyTuple_GetItem(seed, 0) : seed);

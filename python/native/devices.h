@@ -9,7 +9,7 @@ enum { kMaxDevices = 128 }; /* more than torch serves */
 /* The context of "cuda:index", 0 <= index < kMaxDevices, or NULL before it has been opened. */
 tandem_context* tandem_python_gpu(int32_t index);
 
-/* Creates that context. Any thread may call it, any number of times. */
+/* Creates that context. Any thread may call this function, any number of times. */
 tandem_status tandem_python_open_gpu(int32_t index);
 
 /* The largest workspace that calls on that GPU have needed. */

@@ -56,7 +56,7 @@ static tandem_status execute(tandem_pass pass, const tandem_attention_args* args
 /* ---- The call on a GPU ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-  void* workspace; /* the device's, from the caller; NULL: none yet */
+  void* workspace; /* memory of the device from the caller; NULL: none yet */
   size_t bytes;
   size_t wanted; /* bytes needed, if the call had too few */
   void* stream;
@@ -99,8 +99,8 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
   const int32_t index = on_gpu ? args->q->device.index : 0;
   if (on_gpu && (index < 0 || index >= kMaxDevices))
-    return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d", (int)index,
-                        (int)kMaxDevices);
+    return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d: use one of them",
+                        (int)index, (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
   const int runs = (what & (kCheck | kPrepare)) == 0; /* other calls need no stream, and q may be only described */
   if (on_gpu && runs && !find_stream(q, index, &gpu->stream)) return NULL;
@@ -151,7 +151,8 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   for (Py_ssize_t n = 0; n < PyTuple_Size(described); ++n) {
     memset(&operands[n], 0, sizeof operands[n]);
     if (read_tensor(PyTuple_GetItem(described, n), 0, &operands[n]) != kRead) {
-      if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the list must contain descriptions of tensors");
+      if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "the list must contain descriptions of tensors: pass them");
       return 0;
     }
     tensors[n] = &operands[n].tensor;
@@ -252,7 +253,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   void* workspace = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return NULL;
   if (PyTuple_Size(lists) != kLists && PyTuple_Size(lists) != kLists / 2) {
-    PyErr_SetString(PyExc_TypeError, "make_block_mask() takes four lists, or eight");
+    PyErr_SetString(PyExc_TypeError, "make_block_mask() must have four lists, or eight: pass them");
     return NULL;
   }
   Operand operands[kLists];
@@ -280,7 +281,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
                                            .full_q_indices = tensors[7]};
       request = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
     } else if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "make_block_mask() takes descriptions of tensors");
+      PyErr_SetString(PyExc_TypeError, "make_block_mask() must have descriptions of tensors: pass them");
     }
     release_mod(read);
   }
@@ -290,7 +291,8 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
 static int32_t gpu_index(PyObject* number) {
   const long index = PyLong_AsLong(number);
   if (!PyErr_Occurred() && (index < 0 || index >= kMaxDevices))
-    PyErr_Format(PyExc_ValueError, "a GPU's index (%ld) must be at least 0 and below %d", index, (int)kMaxDevices);
+    PyErr_Format(PyExc_ValueError, "a GPU's index (%ld) must be at least 0 and below %d: use one of the first GPUs",
+                 index, (int)kMaxDevices);
   return PyErr_Occurred() ? -1 : (int32_t)index;
 }
 

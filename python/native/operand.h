@@ -71,7 +71,7 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
 
 /* The caller's references keep the tensor alive; its sizes are copied, because another thread may resize it. */
 static Reading read_exchange(const DLPackExchangeAPI* exchange, PyObject* object, Operand* o) {
-  DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit; a test of the C interface holds it to that */
+  DLTensor* t = (DLTensor*)&o->tensor; /* bit for bit, as a test of the C interface checks */
   if (exchange->dltensor_from_py_object_no_sync(object, t) != 0) {
     PyErr_Clear();
     return kNeedsDescription;
@@ -151,7 +151,7 @@ static Reading read_description(PyObject* tuple, int written, Operand* o) {
   const int whole = PyTuple_Size(tuple) == kDescriptionItems;
   PyObject *shape = whole ? PyTuple_GetItem(tuple, 5) : NULL, *strides = whole ? PyTuple_GetItem(tuple, 6) : NULL;
   if (!whole || !PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(strides) != PyTuple_Size(shape)) {
-    PyErr_SetString(PyExc_TypeError, "a description of a tensor has nine items");
+    PyErr_SetString(PyExc_TypeError, "a description of a tensor must have nine items");
     return kFailed;
   }
   if (PyTuple_Size(shape) > kMaxDims) {

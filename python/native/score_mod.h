@@ -9,7 +9,7 @@
 
 #include "operand.h"
 
-/* Exported since CPython 3.3; the stable ABI names it from 3.10 on. */
+/* CPython has exported this function since 3.3; the stable ABI names it from 3.10 on. */
 PyAPI_FUNC(const char*) PyUnicode_AsUTF8AndSize(PyObject* text, Py_ssize_t* size);
 
 /* The state of reading a mod. The state points into its own operands and must not move. */
@@ -60,7 +60,7 @@ static Reading read_part(PyObject* tensor, int written, ReadMod* read, const tan
 static Reading read_name(PyObject* item, int pass, ReadMod* read) {
   PyObject *name_object, *value, *gradient;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "UOO", &name_object, &value, &gradient)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the names of a mod are tuples");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the names of a mod must be tuples");
     return kFailed;
   }
   const char* name = PyUnicode_AsUTF8AndSize(name_object, NULL);
@@ -77,7 +77,7 @@ static Reading read_name(PyObject* item, int pass, ReadMod* read) {
 static Reading read_mod(PyObject* tuple, int pass, ReadMod** mod) {
   PyObject *text, *names;
   if (!PyTuple_Check(tuple) || !PyArg_ParseTuple(tuple, "UO!", &text, &PyTuple_Type, &names)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a mod is a tuple (expression, names)");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a mod must be a tuple (expression, names)");
     return kFailed;
   }
   const Py_ssize_t count = PyTuple_Size(names);

@@ -46,7 +46,7 @@ static void after_fork(void) { atomic_store(&forked, 1); }
 
 int tandem_python_use_openmp_of(const char* library) {
   if (atomic_load(&in_use)) return 1;
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD); /* dlsym then looks into what it depends on, too */
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD); /* dlsym then searches the library's dependencies, too */
   if (handle == NULL) return 0;
   *(void**)&gomp_parallel = dlsym(handle, "GOMP_parallel");
   *(void**)&omp_get_max_threads_of_host = dlsym(handle, "omp_get_max_threads");
@@ -59,7 +59,7 @@ int tandem_python_use_openmp_of(const char* library) {
 
 tandem_context* tandem_python_context(void) {
   if (!atomic_load(&in_use)) return NULL;
-  int threads = omp_get_max_threads_of_host(); /* torch.set_num_threads changes it */
+  int threads = omp_get_max_threads_of_host(); /* torch.set_num_threads changes this number */
   if (threads > kMaxThreads) threads = kMaxThreads;
   if (threads < 1) threads = 1;
   const int own = atomic_load(&forked);

@@ -42,7 +42,7 @@ __all__ = [
 _FLEX_NAMES = ("BlockMask", "and_masks", "create_block_mask", "create_mask", "flex_attention", "noop_mask", "or_masks")
 
 _import_paths.install()
-use_torch()  # if torch is loaded; otherwise later calls do it
+use_torch()  # if torch is loaded; otherwise a later call does this
 
 
 def description() -> str:

@@ -410,7 +410,9 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     Raises ValueError or TypeError for parts that do not belong together.
     """
     if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1")
+        raise ValueError(
+            f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1: pass one lse for each out"
+        )
     float32 = is_float32(out_dtype)
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):
@@ -440,10 +442,10 @@ def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
 
 def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
     if pass_ not in ("forward", "backward"):
-        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward'")
+        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
     known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"{sorted(unknown)} are no arguments of tandem.attention")
+        raise TypeError(f"{sorted(unknown)} must be arguments of tandem.attention: correct the names")
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
@@ -464,7 +466,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         front = use_torch()
         new = front.new_outputs
         if q.is_cuda:
-            if backward and not front.serves_backward(call_args):  # by torch's operator, if it serves the call
+            if backward and not front.serves_backward(call_args):  # by torch's operator, if that serves the call
                 front.refuse_other_gradients(call_args)
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))

@@ -27,7 +27,7 @@ _TORCH_DTYPES = {
 
 
 def is_torch(x: Any) -> bool:
-    """True if x is a torch tensor; never imports torch."""
+    """Returns True if x is a torch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -123,7 +123,7 @@ def new_gradient(x: np.ndarray) -> np.ndarray:
 
 
 def wants_gradient(x: Any) -> bool:
-    """True if the backward computes a gradient of x by default: for torch tensors, if they require one."""
+    """Returns True if the backward computes a gradient of x by default: for torch tensors, if they require one."""
     return x.requires_grad if is_torch(x) else is_floating(x)
 
 

@@ -126,7 +126,7 @@ def call(what: int, call_args: CallArgs) -> None:
 
 def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
     """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
-    arrays = dict(call_args)  # the arrays before they were described
+    arrays = dict(call_args)  # the arrays before the binding described them
     memory, size = 0, 0
     while request is not None:
         wanted, detail = request
@@ -182,7 +182,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
     """Raises ValueError if an option has a value that tandem.attention does not have."""
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
-    except (RuntimeError, TypeError, ValueError):  # it has several values, or no value
+    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
         raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
     if not is_flag:
         raise ValueError(
@@ -203,7 +203,9 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
             f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
         )
     if isinstance(diagonal_offset, (bool, str, float)):
-        raise TypeError(f"diagonal_offset ({diagonal_offset!r}) must be an integer, or an array of int32 (batch)")
+        raise TypeError(
+            f"diagonal_offset ({diagonal_offset!r}) must be an integer, or an array of int32 (batch): convert it"
+        )
     if getattr(diagonal_offset, "shape", ()) == () and hasattr(diagonal_offset, "__index__"):
         return {"alignment": "explicit", "diagonal_offset": int(diagonal_offset)}
     return {"alignment": "explicit", "diagonal_offsets": _arrays.view(diagonal_offset, "diagonal_offset")}
@@ -212,7 +214,9 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
 def blocks_of(block_mask: Any) -> CallArgs:
     """Returns a block mask, any object with the names of torch's, as call arguments."""
     if not hasattr(block_mask, "kv_num_blocks") or not hasattr(block_mask, "BLOCK_SIZE"):
-        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch")
+        raise TypeError(
+            f"block_mask ({type(block_mask).__name__}) must be a tandem.Blocks, or a BlockMask of torch: pass one"
+        )
     size_q, size_k = block_mask.BLOCK_SIZE
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
@@ -222,12 +226,14 @@ def blocks_of(block_mask: Any) -> CallArgs:
 
 
 def is_float32(out_dtype: Any) -> bool:
-    """True for the out_dtype float32, False for None."""
+    """Returns True for the out_dtype float32, False for None."""
     if out_dtype is None:
         return False
     name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)
     if name.rpartition(".")[2] != "float32":
-        raise ValueError(f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32")
+        raise ValueError(
+            f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32: pass one"
+        )
     return True
 
 
@@ -235,7 +241,9 @@ def window_of(window: Any) -> tuple[Any, Any]:
     """Returns a window in the form of call_args."""
     bounds = window.tolist() if hasattr(window, "tolist") else window
     if isinstance(bounds, (str, bytes, dict, set)) or not hasattr(bounds, "__len__") or len(bounds) != 2:
-        raise ValueError(f"window ({window!r}) must be None or (left, right), each a number of keys or None")
+        raise ValueError(
+            f"window ({window!r}) must be None or (left, right), each a number of keys or None: pass a pair"
+        )
     left, right = bounds
     return left, right
 

@@ -221,7 +221,7 @@ def _real(value: Any, name: str) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} ({_shown(value)}) must be a number") from None
+        raise kind(f"{name} ({_shown(value)}) must be a number: convert it") from None
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -230,7 +230,7 @@ def _flag(value: Any, name: str) -> bool:
             raise TypeError
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} ({_shown(value)}) must be True or False") from None
+        raise TypeError(f"{name} ({_shown(value)}) must be True or False: pass one of them") from None
 
 
 def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
@@ -399,7 +399,7 @@ def make_block_mask(
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
-    """True if rows are not made of 16-byte pieces, which a GPU reads.
+    """Returns True if rows are not made of 16-byte pieces, which a GPU reads.
 
     Such rows must be padded, which a copy does not do.
     """

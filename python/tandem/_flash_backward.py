@@ -61,8 +61,8 @@ def refuse(call_args: CallArgs) -> None:
 
 def _raise(what: str, way_out: str) -> None:
     raise Unsupported(
-        f"{what}, and a gradient is wanted on a GPU: torch's FlashAttention backward does not serve it there; "
-        f"{way_out}, or compute it on the CPU"
+        f"{what}, which torch's FlashAttention backward does not serve on this GPU: "
+        f"{way_out}, or compute the gradient on the CPU"
     )
 
 

@@ -14,7 +14,7 @@ from tandem._errors import error_of
 def open_gpu(binding: Any, index: int) -> None:
     """Creates the context of GPU number index. Raises with the library's sentence on failure."""
     if not os.environ.get("TANDEM_NVRTC") and (compiler := find_compiler(sys.path)):
-        os.environ["TANDEM_NVRTC"] = compiler  # the engine reads it once, when the first GPU is opened
+        os.environ["TANDEM_NVRTC"] = compiler  # the engine reads the variable once, at the first GPU
     code = binding.open_gpu(index)
     if code:
         raise error_of(code, binding.last_error(), {})

@@ -19,7 +19,7 @@ _by_gpu: dict[int, bool] = {}
 
 
 def is_own(q: Tensor) -> bool:
-    """True if Tandem has a backward for the device of q."""
+    """Returns True if Tandem has a backward for the device of q."""
     if not q.is_cuda:
         return True
     index = q.device.index

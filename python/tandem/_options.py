@@ -109,7 +109,7 @@ KINDS = {
     "layout_of_q": "OutputOnly",
 }
 
-# The tensors that a call reads; the first ones have gradients.
+# The tensors that a call reads; the first tensors have gradients.
 TENSORS = (
     "q",
     "k",

@@ -30,7 +30,9 @@ class Mod:
 
     def __init__(self, text: str, /, **bindings: Any):
         if not isinstance(text, str) or "\0" in text:
-            raise TypeError(f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)'")
+            raise TypeError(
+                f"text ({text!r}) must be a str such as 'score - slope[head] * abs(q - k)': pass such a text"
+            )
         self.text = text
         self.bindings = bindings
         self.origin = ""  # file and line of the traced function
@@ -44,10 +46,10 @@ class Blocks(NamedTuple):
     keys.
 
     kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any
-    number) are int32. The first kv_num_blocks entries of a row of kv_indices are the blocks of keys that are visible
-    as mask_mod shows them, or whole without one. The blocks of full_kv_indices are visible whole. All other blocks are
-    hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: the lists are what Blocks.of makes of the mask_mod
-    passed with them. A mask_mod that is a window is then served as one, without the lists.
+    number) are int32. The first kv_num_blocks entries of a row of kv_indices are blocks of keys in which mask_mod
+    decides; without a mask_mod they are visible whole. The blocks of full_kv_indices are visible whole. All other
+    blocks are hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: the lists are what Blocks.of makes of the
+    mask_mod passed with them. A mask_mod that is a window is then served as a window, without the lists.
     """
 
     kv_num_blocks: Any

@@ -37,7 +37,8 @@ class _Attention(torch.autograd.Function):
         if result[0].is_cuda:
             _gradients.refuse(call_args)
         call(FORWARD, call_args)
-        # save_for_backward keeps the tensors, because it knows when they change and when they can be freed.
+        # save_for_backward keeps the tensors, because autograd then knows when the tensors change and when they can be
+        # freed.
         del call_args["out"], call_args["lse"]
         call_args.pop("max_scores", None)
         kept = None if isinstance(call_args.get("seed"), Tensor) else "seed"
@@ -72,7 +73,7 @@ _apply = super(torch.autograd.Function, _Attention).apply  # without functorch's
 
 
 def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """True if only autograd's reverse mode observes these tensors."""
+    """Returns True if only autograd's reverse mode observes these tensors."""
     return (
         type(q) in PLAIN
         and type(k) in PLAIN
@@ -273,7 +274,7 @@ def check_targets(targets: Iterable[tuple[str, Any]]) -> None:
 
 
 def serves_backward(call_args: CallArgs) -> bool:
-    """True if the C interface computes these gradients without help."""
+    """Returns True if the C interface computes these gradients without help."""
     q, v = call_args["q"], call_args["v"]
     return _gradients.is_own(q) and not needs_padding(q, v)
 

@@ -26,7 +26,7 @@ from tandem._errors import Unsupported
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
 from tandem._tensors import PLAIN
 
-# Tandem and torch share one set of threads. Without torch's OpenMP Tandem uses its threads.
+# Tandem and torch share one set of threads. Without torch's OpenMP, Tandem starts separate threads.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 
 
@@ -71,10 +71,10 @@ def new_lse(q: Tensor) -> Tensor:
 # An operator has INPUTS by position and the options by name. Rows of options.def keep their order, so that positions do
 # not change.
 _SEED = INPUTS.index("seed")
-_SINK = INPUTS.index("sink")  # autocast casts those before it
-DIFFERENTIABLE = _SINK + 1  # the number of inputs that have gradients; they come first
+_SINK = INPUTS.index("sink")  # autocast casts the inputs before it
+DIFFERENTIABLE = _SINK + 1  # the number of inputs with gradients, which come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
-_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod's
+_parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod names
 _parameters += ", *, " + ", ".join(SCHEMA)
 _library = torch.library.Library("tandem", "DEF")
 _library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
@@ -265,7 +265,7 @@ def _differentiate(
     wanted, options = list(ctx.needs_input_grad[:DIFFERENTIABLE]), ctx.options
     if captured:
         names, numbers = (options.get(f"score_mod_{part}") or () for part in ("names", "numbers"))
-        of_score_mod = len(names) - len(numbers)  # these are first; a mask has no gradient
+        of_score_mod = len(names) - len(numbers)  # score_mod's tensors come first; a mask has no gradient
         wanted_captured = [w and n < of_score_mod for n, w in enumerate(wanted_captured)]
         options = {**options, "wanted_captured": wanted_captured}
     *gradients, others = backward(dout, dlse, out, lse, *append_captured(inputs, captured), wanted=wanted, **options)

@@ -208,7 +208,7 @@ class _Tracing:
     def _number(self, x: Any) -> Node:
         """Converts a number: a literal of the function's code, or a captured number, which may change."""
         if isinstance(x, int) and not -(2**31) < x < 2**31:
-            self.refuse(f"the number {x} has more than int's 32 bits")
+            self.refuse(f"the number {x} has more than int's 32 bits: write it as a float")
         if isinstance(x, bool) or (isinstance(x, float) and not math.isfinite(x)) or _is_literal(x):
             return self.graph.constant(x)
         # 0.0 and -0.0 are different keys.
@@ -222,7 +222,7 @@ class _Tracing:
         if not tensor.dim() and tensor.device != self.device and tensor.device.type == "cpu":
             return self._number(tensor.item())
         if tensor.is_complex() or tensor.is_quantized:
-            self.refuse(f"a tensor of {tensor.dtype} is captured, and expressions read floats, ints and bools")
+            self.refuse(f"a captured tensor ({tensor.dtype}) must have floats, ints or bools: convert it")
         if tensor.is_meta and self.device.type != "meta":
             self.refuse("a captured tensor is on meta, where tensors have no values: make it on the attention's device")
         name = self._names.get(id(tensor))
@@ -268,7 +268,7 @@ class _Tracing:
         if mark == "-" and node.kind == BOOL:
             self.refuse("'-' must have a number, not a bool: use ~")
         if mark == "~" and node.kind == FLOAT:
-            self.refuse("'~' must have a bool or an int, not a float")
+            self.refuse("'~' must have a bool or an int, not a float: convert it with .int()")
         return self.symbol(wrapped(self, self.graph.unary(mark, node), node.narrow))
 
     def binary(self, mark: str, a: Any, b: Any) -> Symbol:
@@ -331,7 +331,7 @@ class _Tracing:
         if any(x is None for x in parts):
             self.refuse("an index must not be None, because a score is one number: leave None out")
         if len(parts) > len(free):
-            self.refuse(f"{len(parts)} indices are given to a tensor of shape {tuple(row.shape)}", IndexError)
+            self.refuse(f"{len(parts)} indices are given to a tensor of {tuple(row.shape)}: omit some", IndexError)
         slots = list(row.slots)
         for place, part in zip(free, parts):
             if not (isinstance(part, slice) and part == slice(None)):
@@ -358,7 +358,7 @@ class _Tracing:
 
 
 def _is_literal(x: Any) -> bool:
-    """True if a number is a literal of the running function, and not a captured one."""
+    """Returns True if a number is a literal of the running function, and not a captured one."""
     frame = _user_frame()
     code = frame.f_code
 

@@ -25,7 +25,7 @@ def _classes() -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    """True if x stands for several numbers."""
+    """Returns True if x stands for several numbers."""
     trace = _classes()
     return isinstance(x, (trace.Row, trace.Vector)) or (
         isinstance(x, Tensor) and not isinstance(x, trace.Symbol) and x.dim() > 0
@@ -81,7 +81,7 @@ def _elementwise(rule: Callable[..., Any]) -> Callable[..., Any]:
             shape = torch.broadcast_shapes(*(tuple(x.shape) for x in (*arrays.values(), *named.values())))
         except RuntimeError:
             shapes = " and ".join(str(tuple(x.shape)) for x in (*arrays.values(), *named.values()))
-            t.refuse(f"tensors of shapes {shapes} do not broadcast")
+            t.refuse(f"tensors of shapes {shapes} must broadcast: reshape them")
         wide = {key: _picked(x, _places(x).expand(shape)) for key, x in (*arrays.items(), *named.items())}
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         if count > _MAX_ELEMENTS:
@@ -153,7 +153,9 @@ def _reduction(join: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
     def rule(t: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **other: Any) -> Any:
         is_dim = dim is None or type(dim) is int or (type(dim) in (tuple, list) and all(type(d) is int for d in dim))
         if other or not is_dim:
-            raise TypeError("dim must be an int or ints" if not is_dim else f"{', '.join(other)} is not served")
+            raise TypeError(
+                "dim must be an int or ints: pass a literal" if not is_dim else f"{', '.join(other)} is not served"
+            )
         vector = unrolled(t, x)
         if dtype is not None:
             vector = _elementwise(RULES["to"])(t, vector, dtype) if vector.dim() else RULES["to"](t, vector, dtype)
@@ -175,7 +177,7 @@ def _folded(name: str, empty: Any) -> Callable[[Any, list[Any]], Any]:
     def join(t: Any, elements: list[Any]) -> Any:
         if not elements:
             if empty is None:
-                t.refuse("a row without elements has no largest or smallest one")
+                t.refuse("a row must have elements, because an empty row has no extreme: check its shape")
             return t.constant(empty)
         return functools.reduce(lambda a, b: RULES[name](t, a, b), elements)
 
@@ -224,7 +226,7 @@ def _extreme(name: str) -> Callable[..., Any]:
 def _dot(t: Any, a: Any, b: Any) -> Any:
     a, b = unrolled(t, a), unrolled(t, b)
     if a.dim() != 1 or a.shape != b.shape:
-        t.refuse(f"dot takes two rows of one length, and these have shapes {tuple(a.shape)} and {tuple(b.shape)}")
+        t.refuse(f"dot (rows of {tuple(a.shape)} and {tuple(b.shape)}) must have rows of one length: index them")
     return _sum(t, [RULES["mul"](t, x, y) for x, y in zip(a.elements, b.elements)])
 
 

@@ -168,7 +168,7 @@ def _product(t: Any, a: Any, times: int) -> Any:
 
 def _clamp(t: Any, x: Any, min: Any = None, max: Any = None) -> Any:
     if min is None and max is None:
-        t.refuse("clamp needs min or max")
+        t.refuse("clamp must have min or max: pass one of them")
     node = t.symbol(t.node(x))
     if all(bound is None or t.node(bound).kind == INT for bound in (node, min, max)):
         node = node if min is None else t.call("max", node, min)
@@ -178,7 +178,7 @@ def _clamp(t: Any, x: Any, min: Any = None, max: Any = None) -> Any:
 
 def _where(t: Any, condition: Any, a: Any = None, b: Any = None) -> Any:
     if a is None or b is None:
-        t.refuse("where takes a condition and two values")
+        t.refuse("where must have a condition and two values: pass all three")
     return t.select(condition, a, b)
 
 
@@ -225,7 +225,7 @@ _DTYPES_BY_NAME = {
 def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     """Converts torch.ones_like(x) and similar functions, and x.new_ones(()) if sized.
 
-    Without value each call passes it.
+    If value is None, each call passes the value.
     """
 
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
@@ -362,16 +362,16 @@ UNKNOWN = {
     "torch.minimum and torch.maximum",
     "__int__": f"int() needs a value, but {_VALUE}: use .int()",
     "__float__": f"float() and functions of math need a value, but {_VALUE}: use .float() and functions of torch",
-    "__complex__": "no expression has complex numbers",
+    "__complex__": "complex() must not be used, because expressions have no complex numbers: use floats",
     "__index__": f"an index of anything but a tensor needs a value, but {_VALUE}: index a torch tensor",
-    "__len__": "a score and its indices are single numbers, which have no length",
-    "__iter__": "a score and its indices are single numbers, which cannot be iterated over",
+    "__len__": "len() must not be used, because a score and its indices are single numbers: leave it out",
+    "__iter__": "a loop must not iterate over a score or an index, because these are single numbers: leave it out",
     "__array__": f"numpy needs values, but {_VALUE}: use torch's functions",
     "__contains__": f"'in' needs a value, but {_VALUE}: compare with each, joined by |",
-    "__setitem__": "nothing can be assigned to: use torch.where",
+    "__setitem__": "a score and its indices must not be assigned to: use torch.where",
     "__round__": f"round() needs a value, but {_VALUE}: use torch.round",
-    "__format__": f"a formatted string needs a value, but {_VALUE}",
-    "item": f"item() needs a value, but {_VALUE}",
-    "tolist": f"tolist() needs a value, but {_VALUE}",
+    "__format__": f"a formatted string needs a value, but {_VALUE}: leave it out",
+    "item": f"item() needs a value, but {_VALUE}: leave it out",
+    "tolist": f"tolist() needs a value, but {_VALUE}: leave it out",
     "numpy": f"numpy() needs a value, but {_VALUE}: use torch's functions",
 }

@@ -15,7 +15,7 @@ _checked = WeakIdKeyDictionary()  # by tensor: the last version whose elements f
 
 
 def changes(function: Any, name: str, value: Any) -> bool:
-    """True if this number of a compiled function had another value in an earlier call."""
+    """Returns True if this number of a compiled function had another value in an earlier call."""
     code = getattr(function, "__code__", None)
     if code is None:
         return True

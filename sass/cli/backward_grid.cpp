@@ -13,9 +13,9 @@ namespace {
 // Properties of a kernel that determine how far a block computes ahead while the dq of an iteration waits for its turn.
 struct Adder {
   // True if the staging slot of dq is free for the next iteration before its turn (two CTAs pass dq through registers).
-  // Otherwise it is free after the turn.
+  // Otherwise the slot is free after the turn.
   bool taken_before_turn = false;
-  // True if the next iteration needs the slot only for its dq. Otherwise it starts when the slot is free.
+  // True if the next iteration needs the slot only for its dq. Otherwise the iteration starts when the slot is free.
   bool next_goes_on = false;
   // True if the thread that adds dq waits for the end of the addition before it starts the next iteration.
   bool waits_for_addition = false;

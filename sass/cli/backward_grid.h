@@ -12,7 +12,7 @@ namespace tandem::tool {
 // Clocks outside of an iteration.
 struct HandOver {
   double adds = 1800;    // from the turn until the added dq is visible
-  double visible = 700;  // until the next n_block has seen it
+  double visible = 700;  // until the next n_block has seen the added dq
   double tile = 6000;    // last dq of a tile to the next tile's first iteration
 };
 
@@ -27,8 +27,8 @@ struct Waiting {
 // that additions take no time. Blackwell has no measurement.
 double adding_clocks(const plan::BackwardKernel& tile);
 
-// Empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an iteration
-// without waiting.
+// The result is empty unless the problem is dense and its tiles sum dk, dv and dq in the same way. step: clocks of an
+// iteration without waiting.
 std::optional<Waiting> waiting_of(const Problem& problem, const plan::BackwardSchedule& tiling, double step,
                                   const HandOver& hand_over = {});
 

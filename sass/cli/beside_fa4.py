@@ -2,7 +2,7 @@
 """Compares Tandem's Blackwell forward and backward with FlashAttention-4's in tables.
 
 The columns are clocks and rate of a modelled step, instructions of a warp per role, issue slots of all roles, and the
-longest wait. Needs no GPU. Run it in the environment that fa4_cubin.py describes.
+longest wait. The program needs no GPU. Run this program in the environment that fa4_cubin.py describes.
 
   python sass/cli/beside_fa4.py build/release/tandem cubins
 

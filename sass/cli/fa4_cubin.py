@@ -99,7 +99,7 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
 
 def main() -> None:
     args = arguments()
-    warnings.simplefilter("ignore")  # tensors without memory cause them
+    warnings.simplefilter("ignore")  # tensors without memory cause these warnings
     with tempfile.TemporaryDirectory() as dump:
         compile_kernel(args, dump)
         cubins = sorted(Path(dump).rglob("*.cubin"), key=lambda path: path.stat().st_size)

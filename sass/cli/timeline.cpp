@@ -177,7 +177,7 @@ class Drawing {
     for (const Product& p : model_.run.products) {
       const WarpTrace& by = model_.run.warps[static_cast<size_t>(p.warp)];
       const bool in_registers = !in_tensor_memory(kernel_.code[static_cast<size_t>(by.events[p.event].instruction)]);
-      // One scheduler represents all four.
+      // One scheduler represents the four schedulers of an SM.
       if (p.multiprocessor > 0 || (in_registers && by.warp % 4 != 0)) continue;
       add(tensor_, vgpu::Activity::matrix, p.start, p.finish, str_cat("of ", warps_of(by)));
     }

@@ -34,9 +34,9 @@ struct Cause {
 
 struct Issue {
   double time = 0;
-  double ready = 0;  // earliest time at which the warp could issue it
-  Cause cause;       // why it was not ready earlier
-  Delay busy{};      // then delayed by a unit, the product queue or other warps
+  double ready = 0;  // earliest time at which the warp could issue this event
+  Cause cause;       // why the instruction was not ready earlier
+  Delay busy{};      // further delay by a unit, the product queue or warps
   int product = -1;  // the last product in that queue
 };
 

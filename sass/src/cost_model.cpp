@@ -339,7 +339,7 @@ class CostCounter {
     return names;
   }
 
-  // Bytes of keys and values in a step. Copies write them to shared memory once for all rows of a block.
+  // Bytes of keys and values in a step. Copies write keys and values to shared memory once for all rows of a block.
   double copied_bytes() const {
     if (cost_model_.backward || block_ <= 0) return 0;
     const Shape& shape = cost_model_.shape;

@@ -72,8 +72,8 @@ struct CostModel {
   std::vector<std::string> unknown;  // unknown opcodes, counted as control
   std::optional<TileCost> plain, masked;
 
-  // The loop that represents a role in `plain` or `masked`. For scores it is the cheapest path, and unmasked tiles
-  // prefer a loop without masks. For load and mma it is the loop with the most copies or products.
+  // The loop that represents a role in `plain` or `masked`. For scores the loop is the cheapest path, and unmasked
+  // tiles prefer a loop without masks. For load and mma the result is the loop with the most copies or products.
   const LoopCost* steady(Role role, bool with_mask) const;
   const LoopCost* steady_softmax(bool with_mask) const;  // softmax, or computing if there is no softmax role
 };

@@ -8,7 +8,7 @@ namespace {
 
 bool ends_thread(const Instruction& i) { return i.base() == "EXIT" || i.base() == "RET" || i.base() == "KILL"; }
 
-// True for a predicate that may be false: "P0", "!UP3".
+// Returns true for a predicate that may be false: "P0", "!UP3".
 bool is_condition(std::string_view operand) {
   if (operand.starts_with('!')) operand.remove_prefix(1);
   if (operand.starts_with('U')) operand.remove_prefix(1);

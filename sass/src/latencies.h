@@ -10,7 +10,7 @@ namespace tandem::machine_code {
 // An instruction that runs next to products whose sums are in registers.
 struct Beside {
   double reads = 0;                       // register reads, as counted by the ports
-  double unit = 0, unit_beside_left = 0;  // extra clocks of its unit, by place of the left operand
+  double unit = 0, unit_beside_left = 0;  // extra clocks of the unit, by place of the left operand
   double warp = 0;                        // clocks until its warp can issue the next instruction
 };
 

@@ -32,21 +32,22 @@ bool sets_predicates(const Instruction& i) {
   return base.ends_with("SETP") || base.ends_with("PLOP3") || base == "VOTE";
 }
 
-// True if the instruction writes this register or predicate: its first operand, or its second one if both may be
-// predicates.
+// Returns true if the instruction writes this register or predicate: its first operand, or its second one if both may
+// be predicates.
 bool sets(const Instruction& i, const std::string& name) {
   if (i.operands.empty()) return false;
   if (i.operands[0] == name) return true;
   return i.operands.size() > 1 && i.operands[1] == name && sets_predicates(i);
 }
 
-// True if P2R copies this predicate into a register, as a bit.
+// Returns true if P2R copies this predicate into a register, as a bit.
 bool puts_into_register(const Instruction& i, const std::string& predicate) {
   if (i.base() != "P2R" || predicate.size() != 2 || predicate[0] != 'P') return false;
   return std::stoul(i.last(), nullptr, 16) >> (predicate[1] - '0') & 1;
 }
 
-// True if a value depends on a vote or on the test of a barrier. path: the instructions executed before, newest last.
+// Returns true if a value depends on a vote or on the test of a barrier. path: the instructions executed before, newest
+// last.
 bool decides_exceptions(const std::vector<Instruction>& code, const std::vector<int32_t>& path, size_t length,
                         const std::string& name, int depth) {
   constexpr int deepest = 4;
@@ -164,7 +165,8 @@ class Walk {
     for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
   }
 
-  // True for a loop that polls a barrier. Other loops are work that was not unrolled, and one turn of them counts.
+  // Returns true for a loop that polls a barrier. Other loops are work that was not unrolled, and one turn of them
+  // counts.
   bool waits(const Loop& inner) const {
     const std::vector<int32_t> all = whole_loop(graph_, inner);
     const bool polls = std::ranges::any_of(all, [&](int32_t i) {
@@ -234,7 +236,7 @@ class Walk {
     return side;
   }
 
-  // True if the block clears eight registers or more, like the code of masked scores.
+  // Returns true if the block clears eight registers or more, like the code of masked scores.
   bool clears(const Block& block) const {
     const auto begin = code_.begin() + block.begin, end = code_.begin() + block.end;
     return has_scores_ &&

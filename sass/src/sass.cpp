@@ -186,7 +186,7 @@ class Reader {
   Status resolve() {
     for (const Branch& branch : branches_) {
       Instruction& from = branch.kernel->code[branch.instruction];
-      if (from.base() == "CALL" || from.base() == "RET") continue;  // they return to the instruction after the call
+      if (from.base() == "CALL" || from.base() == "RET") continue;  // calls return to the instruction after the call
       const auto found = labels_.find(branch.label);
       if (found != labels_.end() && found->second < branch.kernel->code.size()) {
         from.targets.push_back(static_cast<int32_t>(found->second));

@@ -53,7 +53,7 @@ struct Cubin {
   std::vector<Kernel> kernels;
 };
 
-// text: output of `nvdisasm file.cubin`. Fails if it has no code or a branch has an unknown target.
+// text: output of `nvdisasm file.cubin`. The function fails if the text has no code or a branch has an unknown target.
 Status parse(std::string_view text, Cubin* cubin);
 
 }  // namespace tandem::machine_code

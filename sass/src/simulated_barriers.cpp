@@ -91,7 +91,7 @@ void Barriers::wait(size_t warp, const Event& e, double time) {
   const auto found = barriers_.find(e.barrier);
   run_.unknown += e.barrier == Event::kUnknown;
   if (found == barriers_.end() || found->second.streams.empty()) return;
-  // The phase before the first one is complete. Two tests of one parity in a row wait for the same phase.
+  // The phase before the first phase is complete. Two tests of one parity in a row wait for the same phase.
   const auto [tested, first] = warps_[warp].tested.try_emplace(e.barrier);
   SimulatedWarp::Tested& before = tested->second;
   const bool known = e.amount != Event::kUnknown;

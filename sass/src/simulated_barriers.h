@@ -52,8 +52,8 @@ class Barriers {
   void arrive_named(size_t warp, const Event& event, double time);
   std::optional<double> bytes_of_copy(const Event& event) const;  // empty: unknown barrier
 
-  // Called if all warps wait. Continues the warp with the least progress as if its barrier were complete. Returns false
-  // if that warp is near its end, because it may wait for a warp that has ended.
+  // This function runs if all warps wait. Continues the warp with the least progress as if its barrier were complete.
+  // Returns false if that warp is near its end, because it may wait for a warp that has ended.
   bool assume_arrival(double time);
 
  private:

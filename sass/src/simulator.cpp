@@ -61,7 +61,7 @@ class Machine {
     TensorCore tensor;          // if sums are in registers
     std::vector<int> queue;     // its products so far, in issue order
     double spare = 0;           // register reads that products have left unused
-    double counted_at = 0;      // time up to which they are counted
+    double counted_at = 0;      // time up to which unused reads are counted
   };
   struct Multiprocessor {
     double shared = 0;    // reads and writes of warps
@@ -102,7 +102,7 @@ class Machine {
     return core->last_product = static_cast<int>(run_.products.size()) - 1;
   }
 
-  // Clocks from a product until its warp issues the next one (bench/limits/order.py).
+  // Clocks from a product until its warp issues the next product (bench/limits/order.py).
   static double issue_clocks(double columns) { return (columns - 32) / 8; }
 
   // A warp's quarter of a warpgroup's product of 64 rows runs on its scheduler's tensor core.
@@ -240,7 +240,7 @@ class Machine {
     Release found{s.units[static_cast<size_t>(unit)], {.delay = Delay::unit}};
     if (unit == Unit::shared_memory) found.time = std::max(found.time, multiprocessor(warp).shared - l_.shared);
     if (unit == Unit::mma && !in_tensor_memory(i) && s.queue.size() >= kQueue) {
-      const int first = s.queue[s.queue.size() - kQueue];  // the queue is full until it starts
+      const int first = s.queue[s.queue.size() - kQueue];  // the queue is full until this product starts
       const double start = product(first).start;
       if (start > found.time) found = {start, {.delay = Delay::products, .product = first}};
     }

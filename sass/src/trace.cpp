@@ -194,7 +194,7 @@ class Walk {
   const Loop& loop_;
   std::vector<int> distances_;
   std::map<int32_t, int32_t> likely_;  // blocks of the likely path, and the block after each
-  std::set<int32_t> heads_around_;     // heads of the loops around this one
+  std::set<int32_t> heads_around_;     // heads of the loops around this loop
   std::vector<Choice> choices_;        // at unknown branches on the path to the loop
   int passes_ = 1;                     // allowed turns of the outer loops
   size_t asked_ = 0;                   // choices used in this attempt
@@ -227,7 +227,7 @@ struct Way {
   Walk walk;
 };
 
-// True for a loop that waits for barriers and arrives at others: a relay, if no other role fits.
+// Returns true for a loop that waits for barriers and arrives at others: a relay, if no other role fits.
 bool passes_signals_on(const Kernel& kernel, const Graph& graph, const Loop& loop) {
   bool waits = false, arrives = false;
   for (const int32_t n : whole_loop(graph, loop)) {

@@ -2,8 +2,8 @@
 // trace has the loop of each warp, and the barrier, bytes and product of each instruction.
 //
 // A warp follows the branches that its thread index decides. If a branch depends on lengths or tiles, the warp takes
-// the shortest path to its loop. Within the loop it takes the likely path (likely_path.h). sass/docs/clocks.md lists
-// the known errors.
+// the shortest path to its loop. Within the loop the warp takes the likely path (likely_path.h). sass/docs/clocks.md
+// lists the known errors.
 #pragma once
 
 #include <cstdint>

@@ -118,7 +118,8 @@ bool begins_sum(const Instruction& product) {
   return std::ranges::find(product.operands, "!UPT") != product.operands.end();
 }
 
-// wgmma names one descriptor for both operands if its left operand is in shared memory. tcgen05 names one for each.
+// wgmma names one descriptor for both operands if its left operand is in shared memory. tcgen05 names a descriptor for
+// each operand.
 bool left_in_shared_memory(const Instruction& product) {
   const size_t left = in_tensor_memory(product) ? 0 : 1;
   return product.operands.size() > left && product.operands[left].starts_with("gdesc");

@@ -47,10 +47,10 @@ double bytes_of(const Instruction& instruction);  // tensor_memory, shared_memor
 
 // A product of the tensor core: HGMMA, UTCHMMA, ...
 bool is_product(const Instruction& instruction);
-bool in_tensor_memory(const Instruction& product);       // its sums are there, else in registers
+bool in_tensor_memory(const Instruction& product);       // sums are in tensor memory, else in registers
 int columns_of(const Instruction& product);              // 128 of "HGMMA.64x128x16"; 0: UTCHMMA does not encode it
 int depth_of(const Instruction& product);                // summed elements: 32 bytes of each row
-bool begins_sum(const Instruction& product);             // it overwrites the accumulator
+bool begins_sum(const Instruction& product);             // the product overwrites the accumulator
 bool left_in_shared_memory(const Instruction& product);  // else in registers or tensor memory
 bool by_a_pair(const Instruction& product);              // two blocks multiply together
 

@@ -18,7 +18,7 @@ enum class Role {
   correction,  // reads tensor memory and writes it back
   reduction,   // adds results to global memory
   epilogue,    // stores results once per tile of rows
-  relay,       // only passes signals on; it is not counted
+  relay,       // only passes signals on; not counted
 };
 std::string_view name_of(Role role);
 

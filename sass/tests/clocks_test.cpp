@@ -62,7 +62,7 @@ TEST(MachineCodeClocks, WarpsShareAUnit) {
   EXPECT_NEAR(clocks(kernel, {a, b}).step, 2 * 16 * 8, 1);
 }
 
-// A product of 64 x 128 x 16 takes 64 clocks. While it runs, other instructions take longer.
+// A product of 64 x 128 x 16 takes 64 clocks. During the product, other instructions take longer.
 TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   Lines lines = times(8, {"HGMMA.64x128x16.F32.BF16 R24, R180, gdesc[UR8], R24, gsb0"});
   lines = lines + Lines{"WARPGROUP.DEPBAR.LE gsb0, 0x0"} + times(100, {"FADD R1, R1, R1"});

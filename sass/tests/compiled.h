@@ -1,4 +1,4 @@
-// Compiles kernels of plans with NVRTC and reads them with nvdisasm. Needs both programs and no GPU.
+// Compiles kernels of plans with NVRTC and reads them with nvdisasm. The tests need both programs and no GPU.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -20,7 +20,7 @@ class MachineCodeHopper : public Compiled {
     EXPECT_EQ(load->registers, Sm90ForwardConfig::kLoadRegisters);
     const TileCost& cost = a.plain ? *a.plain : *a.masked;
     EXPECT_DOUBLE_EQ(clocks(cost, Unit::mma), 2.0 * 128 * 128 * (tile.head_dim + tile.head_dim_v) / 4096);
-    // One exponential for each score. The path excludes the exponentials of rescaling.
+    // Expects one exponential for each score. The path excludes the exponentials of rescaling.
     EXPECT_DOUBLE_EQ(clocks(cost, Unit::exponential), 128 * 128 / 16.0);
     return a;
   }

@@ -72,7 +72,7 @@ TEST(MachineCodePath, ExponentialsThatAVoteDecidesAreAnException) {
   EXPECT_EQ(turn(body("ISETP.NE.U32.AND P0, PT, R4, RZ, PT", 4, 8)).size(), 11u);
 }
 
-// Selects of dropout do not make a mask either.
+// Selects of dropout do not make a mask.
 TEST(MachineCodePath, ScoresThatNobodySeesAreNotPassedOver) {
   const auto body = [](int cleared) {
     return times(cleared, {"CS2R R4, SRZ"}) + Lines{"VOTE.ANY P0, P0", "@!P0 BRA `(.L_on)"} +

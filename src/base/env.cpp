@@ -50,7 +50,7 @@ Status check_switch(const char* name, std::string_view value, const char* on, co
 
 }  // namespace
 
-// Never destroyed, because another library's static destructor may still call.
+// This object is never destroyed, because another library's static destructor may still call.
 const Env& Env::get() {
   static const Env& env = *new Env(load());
   return env;

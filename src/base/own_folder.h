@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-// Symbolic links are resolved. Empty if the system does not know the folder.
+// Symbolic links are resolved. The result is empty if the system does not know the folder.
 std::filesystem::path own_folder();
 
 }  // namespace tandem

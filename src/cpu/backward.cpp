@@ -28,13 +28,13 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kMaxParts = 64;                          // captured gradients: the most threads that share the work
-constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all their tables, unless one alone has more
+constexpr int64_t kTableBudget = (int64_t{16} << 20) / 8;  // cells of all tables, unless one table has more
 constexpr size_t kSlotBudget = size_t{8} << 20;            // bytes; more where the inputs are large themselves
 
-struct Head {  // one (sequence, key head)
+struct Head {  // for one (sequence, key head)
   int32_t sequence, head_k;
   int64_t cost;
-  int64_t first_tile;  // its row tiles in Layout::turns
+  int64_t first_tile;  // row tiles of this head in Layout::turns
   std::atomic<int32_t> blocks_left;
 };
 
@@ -125,7 +125,7 @@ class Backward {
     if (p_.dbias) bias_phase();
     if (p_.dsink) sink_phase();
     if (layout_.parts > 0) captured_phase();
-    if (p_.accumulate) return;  // zero is added to what is not used
+    if (p_.accumulate) return;  // zero is added to unused elements
     clear_unused_rows(p_, p_.dq, true, p_.heads_q, p_.head_dim);
     clear_unused_rows(p_, p_.dk, false, p_.heads_k, p_.head_dim);
     clear_unused_rows(p_, p_.dv, false, p_.heads_k, p_.head_dim_v);
@@ -155,7 +155,7 @@ class Backward {
     return {keys.begin / kBackwardKeys, ceil_div(keys.end, kBackwardKeys)};
   }
 
-  // True if the block mask lets any query of a tile see any key of a block.
+  // Returns true if the block mask lets any query of a tile see any key of a block.
   bool masks_in(const Piece& whole, int64_t tile, int64_t block) const {
     const BlockMaskView& mask = p_.block_mask;
     if (!mask) return true;

@@ -5,8 +5,8 @@
 //                                                                  dQ  = dS^T K  [queries][dim]
 //
 // The scheduler keeps a block of keys and iterates over the queries. dK and dV stay in scratch; each dQ is added to
-// memory. For dQ alone it keeps queries and iterates over keys. Scores lie [key][query] as in the forward. The last
-// three products read P and dS through strides.
+// memory. For dQ alone the scheduler keeps queries and iterates over keys. Scores lie [key][query] as in the forward.
+// The last three products read P and dS through strides.
 #pragma once
 
 #include "cpu/decode.h"

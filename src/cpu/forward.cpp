@@ -27,7 +27,7 @@ struct Item {
 struct Group {
   std::atomic<int32_t> left;
   int32_t first_part, parts;
-  float* data;  // per part: as a Partial has it
+  float* data;  // per part: the floats of a Partial
 };
 
 struct Shape {
@@ -37,7 +37,7 @@ struct Shape {
 
 Shape shape_of(const Problem& p, const Sequence& s) {
   const int64_t rows = s.q_len * p.group();
-  const bool stream = rows <= kernels().panel / 2;  // as streamed_rows() has it
+  const bool stream = rows <= kernels().panel / 2;  // the condition of streamed_rows()
   const int64_t part = stream ? kStreamPart : kTilePart;
   return {stream, (stream || rows <= kSplitRows) && s.k_len >= 2 * part ? part : 0};
 }

@@ -19,7 +19,7 @@ constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
 extern "C" double log(double);
 extern "C" float exp2f(float);
 
-// Returns parts of the scratch memory. With a null base it only counts.
+// Returns parts of the scratch memory. With a null base this class only counts.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -288,7 +288,7 @@ struct Forward {
     // Tiles start at multiples of the tile size, so that the tiles of a query do not depend on its piece.
     for (int64_t key = begin / kForwardKeys * kForwardKeys; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
-      bool packed = false;  // not where a mask hides the tile from all
+      bool packed = false;  // keys stay unpacked if a mask hides them from all rows
       for (int64_t i = 0; i < panel_count; ++i) {
         TileMemory options;
         if (!shown_keys(piece, s.panels[i].rows, key, count, s.options, &options)) continue;

@@ -76,7 +76,7 @@ HWY_INLINE void gemm_block(Broadcast<typename Mma::Word> a, const typename Mma::
     }
     for (int j = 0; j < kBases; ++j) base[j] += a.k_stride;
   }
-  // Added at the end, not started from: sums of a tile are small compared with C, so long sums round less.
+  // C is added at the end, because sums of a tile are small compared with C, so long sums round less.
   if (c.accumulate) {
     for (int r = 0; r < R; ++r) {
       acc[r][0] = hn::Add(acc[r][0], load(c.data + r * c.row_stride));

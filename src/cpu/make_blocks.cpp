@@ -26,7 +26,7 @@ class Asker {
   State state_of(int64_t batch, int64_t head, int64_t i, int64_t j) {
     const int64_t q = i * m_.block_q, rows = std::min(m_.block_q, m_.seqlen_q - q);
     const int64_t k = j * m_.block_k, keys = std::min(m_.block_k, m_.seqlen_k - k);
-    const bool whole = rows == m_.block_q && keys == m_.block_k;  // torch's rule: one that ends early is never full
+    const bool whole = rows == m_.block_q && keys == m_.block_k;  // torch's rule: a block that ends early is never full
     ranges_.run({one(batch), one(head), range(q, rows), range(k, keys), one(m_.seqlen_q), one(m_.seqlen_k)});
     const IntRange seen = ranges_.integers(program_.mod.result);
     bool some = seen.low != 0, hidden = seen.high == 0;

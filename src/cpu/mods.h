@@ -15,7 +15,7 @@ struct ModTile {
   int64_t lanes;
   int64_t key, count;  // keys [key, key + count)
   int64_t stride;      // floats between keys of the scores
-  float* scratch;      // mod_floats() of them
+  float* scratch;      // memory of mod_floats() floats
 };
 
 size_t mod_floats(const Problem& problem);
@@ -23,7 +23,7 @@ size_t mod_floats(const Problem& problem);
 // The keys of a tile that masks may show to some lane: [begin, end), counted from the tile's first key. begin is even.
 struct ShownKeys {
   int64_t begin = 0, end = 0;
-  bool all = true;  // every lane sees each of them
+  bool all = true;  // every lane sees each of these keys
 
   explicit operator bool() const { return begin < end; }
 };

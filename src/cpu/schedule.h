@@ -15,7 +15,7 @@ namespace tandem::cpu {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Returns 64-byte aligned parts of the workspace. With a null base it only counts.
+// Returns 64-byte aligned parts of the workspace. With a null base this class only counts.
 class Workspace {
  public:
   explicit Workspace(void* base) : base_(base == nullptr ? nullptr : aligned(base)) {}

@@ -34,7 +34,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   rows->begin_max = rows->end_max = 0;
   int64_t query = row / piece.heads, of_group = row % piece.heads;
   for (int i = 0; i < kPanel; ++i) {
-    if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row stands again
+    if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row is repeated
       of_group = 0;
       ++query;
     }
@@ -64,7 +64,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   }
 }
 
-// True if scores are only the product times a positive number.
+// Returns true if scores are only the product times a positive number.
 inline bool plain_scores(const Problem& p) {
   return p.softcap == 0 && p.softmax_scale > 0 && !p.bias.present && !p.alibi_slopes.present && !p.score_mod.present;
 }
@@ -156,7 +156,7 @@ inline void hide_by_bias(ScoreTile t, float* scratch) {
 struct ScoreUnit {
   double product;  // unit of the products of queries and keys
   double stored;   // unit of the scores that finish_scores() stores
-  float log2;      // stored, times log2 e: what exponents need
+  float log2;      // stored unit times log2 e, for exponents
 };
 inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
   const double product = scaled_queries ? 1.0 : p.softmax_scale, stored = plain_scores(p) ? product : 1.0;
@@ -165,7 +165,7 @@ inline ScoreUnit score_unit(const Problem& p, bool scaled_queries) {
 
 // The memory that options need in addition to a tile of scores; null without those options.
 struct TileMemory {
-  float* bias = nullptr;        // as add_bias() takes it
+  float* bias = nullptr;        // the layout that add_bias() expects
   float* slope = nullptr;       // output: d score / d (scaled product); null: not wanted
   float* unmodified = nullptr;  // receives scores as score_mod reads them; null: not wanted
   int32_t* visible = nullptr;   // [key][kPanel]: 1: visible, 0: hidden; null: all visible
@@ -360,7 +360,8 @@ class ProbabilitySum {
 };
 
 // Computes scores -> e^(score - max) in place and adds them to the state's sums. factor: converts to log2 units. The
-// subtraction comes first, so that the largest score gives exactly 1. Never inlined, for the reason at gemm_strided().
+// subtraction comes first, so that the largest score gives exactly 1. The function is never inlined, for the reason at
+// gemm_strided().
 template <int Degree>
 HWY_NOINLINE void exponentiate(float* scores, int64_t stride, int64_t count, float factor, SoftmaxState* state) {
   const VF f = set(factor);

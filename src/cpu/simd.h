@@ -1,4 +1,4 @@
-// The vector unit of one instruction set: types, exp2, tanh, row conversions. Included once per target.
+// The vector unit of one instruction set: types, exp2, tanh, row conversions. This header is included once per target.
 //
 // Every target is a separate translation unit with its compiler flags (src/CMakeLists.txt). Highway's static dispatch
 // selects the widest unit of these flags, so that no Highway library is needed at run time. These headers define

@@ -82,7 +82,7 @@ tandem_status report(tandem_status code, const char* sentence) noexcept {
   return code;
 }
 
-// Never destroyed, because another library's static destructor may still call.
+// The context is never destroyed, because another library's static destructor may still call.
 Status context_or_default(tandem_context* handle, tandem_context** context) {
   if (handle == nullptr) {
     static const Status& sound = *new Status(check(Env::get()));
@@ -114,7 +114,7 @@ const char* tandem_last_error(void) { return tandem::last_error; }
 tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context) {
   return tandem::guarded([&]() -> tandem::Status {
     if (context == nullptr) {
-      return tandem::Status::invalid("context (NULL) must point to a variable for the new context");
+      return tandem::Status::invalid("context (NULL) must point to a variable for the new context: pass its address");
     }
     *context = nullptr;
     tandem_context_options read = tandem::default_options();

@@ -30,7 +30,7 @@ namespace tandem {
 // invalid.
 Status context_or_default(tandem_context* handle, tandem_context** context);
 
-// The GPU of a context that has one. Tools and tests use it.
+// The GPU of a context of a GPU. Tools and tests use this function.
 gpu::Device& device_of(tandem_context& context);
 
 }  // namespace tandem

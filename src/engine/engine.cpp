@@ -103,7 +103,8 @@ tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tand
 tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, const tandem_attention_args* args,
                                     size_t* bytes) {
   if (bytes == nullptr) {
-    return tandem::report(TANDEM_INVALID_ARGUMENT, "bytes (NULL) must point to the variable that receives the size");
+    return tandem::report(TANDEM_INVALID_ARGUMENT,
+                          "bytes (NULL) must point to the variable that receives the size: pass its address");
   }
   size_t needed = 0;
   const tandem_status status =

@@ -24,8 +24,8 @@ struct GpuEngine::Compiled {
 
 namespace {
 
-// Id of the kernels that build block masks from an expression. The multiplication separates it from ids of attention
-// kernels.
+// Id of the kernels that build block masks from an expression. The multiplication separates this id from ids of
+// attention kernels.
 uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
   return problem.mask_mod->program->cuda_hash * 0x9e3779b97f4a7c15u + 1;
 }

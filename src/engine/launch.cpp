@@ -30,7 +30,7 @@ Status encode_maps(gpu::Device& device, const plan::Arguments& arguments) {
   return {};
 }
 
-// All memory that a launch may access. again: the launch repeats an earlier one.
+// All memory that a launch may access. again: the launch repeats an earlier launch.
 std::vector<gpu::NamedBuffer> buffers_of(const Problem& p, const plan::Plan& plan, size_t launch, bool again,
                                          std::byte* workspace) {
   std::vector<gpu::NamedBuffer> buffers = plan.pass->tensors_of(p, plan, launch);

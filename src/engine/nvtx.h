@@ -21,7 +21,7 @@ const Tool* tool();
 // one tool.
 Tool attach(const std::string& library);
 
-// A named range of the calling thread, from construction to destruction. Without a tool it costs one comparison.
+// A named range of the calling thread, from construction to destruction. Without a tool a range costs one comparison.
 class Range {
  public:
   Range(const Tool* tool, const std::string& name) : tool_(tool) {

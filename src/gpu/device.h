@@ -41,7 +41,7 @@ struct Properties {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
 
-  // The architecture that kernels are compiled for: "sm_90a". From Hopper on it includes architecture-specific
+  // The architecture that kernels are compiled for: "sm_90a". From Hopper on the name includes architecture-specific
   // instructions.
   std::string arch() const {
     return "sm_" + std::to_string(10 * compute_major + compute_minor) + (compute_major >= 9 ? "a" : "");
@@ -171,9 +171,9 @@ class Device {
 
   // image: machine code or PTX of the architecture that the properties name.
   virtual Status load(std::span<const std::byte> image, std::unique_ptr<Module>* module) = 0;
-  // True if launches must name the memory that they may access, because the device checks every access.
+  // Returns true if launches must name the memory that they may access, because the device checks every access.
   virtual bool wants_buffers() const { return false; }
-  // Every call uses encode() and launch(). On real GPUs these neither allocate nor lock.
+  // Every call uses encode() and launch(). On real GPUs these functions neither allocate nor lock.
   virtual Status encode(const TensorMapSpec& spec, TensorMap* map) = 0;
   virtual Status launch(const Launch& launch) = 0;
 };

@@ -69,7 +69,7 @@ Status load(Library* library) {
 // meanwhile.
 Status loaded(Library* library) {
   static std::mutex mutex;
-  static Library* const kept = new Library;  // its devices may outlive every static object
+  static Library* const kept = new Library;  // the library's devices may outlive every static object
   const std::lock_guard lock(mutex);
   if (kept->entry == nullptr) {
     Library found;

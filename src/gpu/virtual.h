@@ -1,5 +1,6 @@
 // Virtual GPUs, devices "vgpu" and "vgpu:MODEL": the CPU executes the kernels. The devices are in a separate library,
-// libtandem_vgpu.so, because it is larger than the rest of Tandem and few programs need it. The first open loads it.
+// libtandem_vgpu.so, because it is larger than the rest of Tandem and few programs need it. The first open loads the
+// library.
 #pragma once
 
 #include <memory>
@@ -11,12 +12,12 @@
 
 namespace tandem::gpu {
 
-// True if the name is a virtual GPU's. This function does not load the library, although only the library knows the
-// models.
+// Returns true if the name is a virtual GPU's. This function does not load the library, although only the library knows
+// the models.
 bool is_virtual(std::string_view name);
 
-// Opens a virtual GPU. TANDEM_VGPU_LIBRARY names the library. Without it the folder of this code and then the system's
-// loader are searched. The library is never unloaded.
+// Opens a virtual GPU. TANDEM_VGPU_LIBRARY names the library. Without the variable, the folder of this code and then
+// the system's loader are searched. The library is never unloaded.
 Status open_virtual(std::string_view name, std::unique_ptr<Device>* device);
 
 // Loads the library and returns its path.

@@ -8,7 +8,7 @@
 namespace tandem::jit {
 namespace {
 
-// A part of every key. Raise it when equal inputs must produce different code.
+// A part of every key. Raise this number when equal inputs must produce different code.
 constexpr std::string_view kKeyVersion = "tandem-2";
 
 // Lengths are part of the hash, so that different lists of texts give different bytes.
@@ -105,7 +105,7 @@ Status KernelBuilder::fill(const Compiler& compiler, const Request& request, con
   std::optional<Cache::Lock> lock;
   if (!found) {
     lock.emplace(cache_.lock(key));
-    found = cache_.lookup(key);  // another process may have published it meanwhile
+    found = cache_.lookup(key);  // another process may have published the code meanwhile
   }
   if (found) {
     ++from_disk_;
@@ -117,7 +117,7 @@ Status KernelBuilder::fill(const Compiler& compiler, const Request& request, con
     TANDEM_TRY(compiler.compile(request, headers, bytes, &log));
     ++compiled_;
   }
-  if (is_serialised(log)) return {};  // correct but slow: another process may compile it better
+  if (is_serialised(log)) return {};  // correct but slow: another process may compile better code
   const std::string description = str_cat(request.name, ", ", request.arch, ", ", name_of(request.output), ", NVRTC ",
                                           compiler.major(), ".", compiler.minor());
   (void)cache_.publish(key, description, *bytes);  // uncached code is compiled again next time

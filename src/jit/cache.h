@@ -38,7 +38,7 @@ class Cache {
   struct Options {
     std::string folder;  // "": no cache
     int64_t max_bytes = int64_t{512} << 20;
-    // Maximum wait for another process that compiles the same kernel. After it this process compiles the kernel too.
+    // Maximum wait for another process that compiles the same kernel. Afterwards this process compiles the kernel too.
     std::chrono::milliseconds patience = std::chrono::minutes(2);
   };
 

@@ -29,7 +29,7 @@ class Compiler {
   static Status open(const Search& search, const Env& env, std::unique_ptr<Compiler>* compiler);
 
   // headers: every file that the source may include; no folder is searched. code: a cubin or PTX. log: warnings. An
-  // error message has the first error and names a file with all of them. Any thread may call it.
+  // error message has the first error and names a file with all of them. Any thread may call this function.
   Status compile(const Request& request, std::span<const Text> headers, std::string* code, std::string* log) const;
 
   const std::string& path() const { return path_; }

@@ -47,9 +47,9 @@ struct Search {
   std::string own_folder = {};             // the command's or library's; empty: unknown
 };
 
-// Paths of NVRTC in the order of trial. With TANDEM_NVRTC it is the only path. Otherwise: site-packages, the virtual
-// environment, conda (packages, then library), CUDA_HOME, near own_folder, the loader's path, /usr/local/cuda. The
-// newest version of a folder comes first.
+// Paths of NVRTC in the order of trial. If TANDEM_NVRTC is set, its path is the only one. Otherwise the order is:
+// site-packages, the virtual environment, conda (packages, then library), CUDA_HOME, near own_folder, the loader's
+// path, /usr/local/cuda. The newest version of a folder comes first.
 std::vector<std::string> nvrtc_candidates(const Search& search, const Env& env);
 
 // Loads the library at path and the libraries that it opens later. Fills nvrtc, or returns an error. The library is

@@ -98,7 +98,7 @@ int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
 }
 
-// Returns the number of spt heads: all heads except the last ones. The last heads keep all SMs busy while the longest
+// Returns the number of spt heads: all heads except the last heads. The last heads keep all SMs busy while the longest
 // n_block of another head finishes. The result assumes a whole GPU and, with batch_invariant, does not depend on other
 // sequences.
 int count_spt_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning) {

@@ -7,16 +7,16 @@
 
 namespace tandem::plan {
 
-// True if a score_mod reads tensors whose gradients must be computed.
+// Returns true if a score_mod reads tensors whose gradients must be computed.
 bool wants_captured(const Problem& p);
 
-// True if the main kernel can accumulate these gradients from a sum of dS per tile.
+// Returns true if the main kernel can accumulate these gradients from a sum of dS per tile.
 bool captured_per_tile(const Problem& p);
 
-// True if the main kernel can accumulate these gradients from each score.
+// Returns true if the main kernel can accumulate these gradients from each score.
 bool captured_per_score(const Problem& p);
 
-// True if dk or dv is float32 or accumulated into. Both are then stored from registers, two columns at a time.
+// Returns true if dk or dv is float32 or accumulated into. Both are then stored from registers, two columns at a time.
 bool stores_from_registers(const Problem& p);
 
 // Bytes of q, dout and dq_accum that one iteration accesses per query: the working set that should fit in the L2 cache.
@@ -24,7 +24,7 @@ constexpr int64_t query_bytes(int64_t head_dim, int64_t head_dim_v) {
   return 2 * (head_dim + head_dim_v) + 4 * head_dim;
 }
 
-// True if the n_blocks of a causal mask may be scheduled shortest first (spt). The order of sums differs, so a
+// Returns true if the n_blocks of a causal mask may be scheduled shortest first (spt). The order of sums differs, so a
 // batch_invariant problem must not decide by lengths.
 template <class Config>
 bool may_use_spt(const Problem& p, const Config& config) {

@@ -18,7 +18,7 @@ void Buffers::add(const char* name, Access access, const void* data, DType dtype
                   .initialised = access != Access::write});
 }
 
-// Adds a tensor of queries and query heads, or of keys and key heads. Adds nothing if it is absent.
+// Adds a tensor of queries and query heads, or of keys and key heads. Adds nothing if the tensor is absent.
 void Buffers::add_rows(const char* name, Access access, const Problem& p, const View& t, int64_t dim) {
   const int64_t batch = p.packed_q() ? 1 : p.batch, rows = p.packed_q() ? p.total_q : p.seqlen_q;
   if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_q, t.head}, {dim, 1}});

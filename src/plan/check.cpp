@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int kMaxStrideLog2 = 40;  // tensor maps: stride in bytes below 2^40
 
-// True for Blackwell in data centres: B200, B300.
+// Returns true for Blackwell in data centres: B200, B300.
 bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }

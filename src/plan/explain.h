@@ -1,5 +1,5 @@
 // Describes a plan: the reason for each choice, and a lower bound of the time of any kernel. Only `tandem explain` uses
-// it.
+// this code.
 #pragma once
 
 #include <string>

@@ -29,18 +29,18 @@ inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 // Larger window bounds have the same effect, and sums with this bound fit an int.
 inline constexpr int kFarWindow = 1 << 30;
 
-// True if a left or right bound hides a key from some query.
+// Returns true if a left or right bound hides a key from some query.
 bool needs_left_mask(const Problem& problem);
 bool needs_right_mask(const Problem& problem);
 
-// True if lengths or the diagonal are known only on the device.
+// Returns true if lengths or the diagonal are known only on the device.
 inline bool varlen(const Problem& p) {
   return p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets;
 }
 
 // The backward also uses the following functions: the score options of a kernel, and their parameters.
 int clamped_bound(int64_t bound);
-// True if a bias may be divided by the scale and added to products without a loss of digits.
+// Returns true if a bias may be divided by the scale and added to products without a loss of digits.
 bool is_near_one(double scale);
 // The multiprocessors that the call may use; a cluster needs `ctas` of them.
 int usable_sms(const Problem& problem, const gpu::Properties& device, int ctas);

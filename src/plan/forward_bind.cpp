@@ -239,7 +239,7 @@ void set_names(const ModView& mod, ModNames* names) {
 namespace {
 
 // The box has eight more columns than an iteration, which avoid bank conflicts. All sequences or heads that share a
-// bias read the first one's.
+// bias read the bias of the first sequence or head.
 void add_bias_map(const Problem& p, const ForwardSchedule& t, int ctas, BiasedForwardParams* params,
                   Arguments* arguments) {
   const int64_t* const stride = p.bias.stride;

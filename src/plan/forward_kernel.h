@@ -34,9 +34,9 @@ struct ForwardKernel {
   int tile_m() const { return rows_; }
   // True: a tile belongs to the whole cluster. False: each CTA has a separate tile.
   bool cluster_has_tile() const { return blackwell(); }
-  // True if a launch may begin before the preceding launch has ended.
+  // Returns true if a launch may begin before the preceding launch has ended.
   bool overlaps_launches() const { return !blackwell(); }
-  // True if list_n_blocks() resets the counter of tiles.
+  // Returns true if list_n_blocks() resets the counter of tiles.
   bool lists_reset_counter() const { return !blackwell(); }
   // CTAs per cluster.
   int ctas() const {

@@ -17,7 +17,7 @@ MergeType type_of(DType type) {
   return type == DType::f32 ? MergeType::f32 : type == DType::f16 ? MergeType::f16 : MergeType::bf16;
 }
 
-// True if each run of kColumns columns is aligned to its size.
+// Returns true if each run of kColumns columns is aligned to its size.
 bool is_aligned(const View& view) {
   constexpr int64_t step = MergeParams::kColumns;
   return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(step * size_of(view.dtype)) == 0 &&

@@ -14,7 +14,7 @@ struct ForwardOrderTuning {
   double l2_waves = 6;       // varlen: tiles per SM that are scheduled together
 
   // Splits of the keys: a whole GPU's SMs, the fewest n_blocks of a split, and the n_blocks that a tile must save. The
-  // combining launch takes as long as several n_blocks. Derived from counted clocks, not yet measured.
+  // combining launch takes as long as several n_blocks. The values are derived from counted clocks, not yet measured.
   int64_t sms = 0, min_split_n_blocks = 8, min_saved_n_blocks = 12;
 };
 

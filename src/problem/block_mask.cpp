@@ -36,7 +36,7 @@ void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockSta
 
 Status ProblemBuilder::read_block_list(Field count, Field index, BlockList* list) {
   const int64_t blocks = ceil_div(p_.seqlen_q, args_.mask_block_q);
-  constexpr const char* kWhy = "there is one row for each mask_block_q queries";
+  constexpr const char* kWhy = "there is one row for each mask_block_q queries; compute the lists for these lengths";
   const Dim dims[] = {{"batch"}, {"heads"}, {"blocks", blocks, nullptr, kWhy}, {"indices"}};
   constexpr const char* kType = "counts and indices of blocks are int32; convert it";
   TANDEM_TRY(read(count, only(DType::i32), kType, {dims, 3}, "", false));
@@ -72,9 +72,10 @@ Status ProblemBuilder::read_block_mask() {
   for (const auto& [name, size] :
        {std::pair{"mask_block_q", args_.mask_block_q}, {"mask_block_k", args_.mask_block_k}}) {
     if (partial ? size >= 1 : size == 0) continue;
-    return Status::invalid(str_cat(name, " (", size, ") must be ",
-                                   partial ? "at least 1: it counts the queries or keys of a block"
-                                           : "0 without kv_num_blocks: there is no block mask"));
+    return Status::invalid(
+        str_cat(name, " (", size, ") must be ",
+                partial ? "at least 1: it counts the queries or keys of a block; pass the size of a block"
+                        : "0 without kv_num_blocks: there is no block mask"));
   }
   if (args_.blocks_of_mask_mod != 0 && !(partial && p_.mask_mod)) {
     return Status::invalid(str_cat("blocks_of_mask_mod (", args_.blocks_of_mask_mod, ") must be 0 without ",

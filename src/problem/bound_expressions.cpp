@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // size in the version that introduced it
+constexpr int64_t kFirstModSize = sizeof(tandem_mod);  // size in the version that introduced the struct
 
 constexpr DTypes kReadable =
     kFloats | only(DType::boolean) | only(DType::i32) | only(DType::i64);  // types of tensors that expressions may read
@@ -31,25 +31,27 @@ score_mod::Element element_of(DType type) {
 Status check_list(const std::string& name, const void* list, int64_t count) {
   if (count < 0 || count > static_cast<int64_t>(score_mod::kMaxNames)) {
     return Status::invalid(str_cat(name, "_count (", count, ") must be 0 to ", score_mod::kMaxNames,
-                                   ": it counts the names of an expression"));
+                                   ": it counts the names of an expression; use fewer names"));
   }
   if (list != nullptr || count == 0) return {};
   return Status::invalid(str_cat(name, "s (NULL) must point to ", name, "_count (", count, ") of them"));
 }
 
 Status read_scalar(const std::string& mod, const tandem_mod_scalar& scalar, score_mod::Name* name) {
-  if (scalar.name == nullptr) return Status::invalid(str_cat(mod, ".scalars[].name (NULL) must be a name"));
+  if (scalar.name == nullptr) return Status::invalid(str_cat(mod, ".scalars[].name (NULL) must be a name: set it"));
   name->name = scalar.name;
   if (scalar.reserved != 0) {
-    return Status::invalid(str_cat(mod, ".", name->name, ".reserved (", scalar.reserved, ") must be 0"));
+    return Status::invalid(
+        str_cat(mod, ".", name->name, ".reserved (", scalar.reserved, ") must be 0: zero the struct first"));
   }
   switch (scalar.type) {
     case TANDEM_FLOAT: name->type = score_mod::Type::real; return {};
     case TANDEM_INT: name->type = score_mod::Type::integer; return {};
     case TANDEM_BOOL: name->type = score_mod::Type::boolean; return {};
     default:
-      return Status::invalid(str_cat(mod, ".", name->name, ".type (", scalar.type,
-                                     ") must be TANDEM_FLOAT (2), TANDEM_INT (0) or TANDEM_BOOL (6)"));
+      return Status::invalid(
+          str_cat(mod, ".", name->name, ".type (", scalar.type,
+                  ") must be TANDEM_FLOAT (2), TANDEM_INT (0) or TANDEM_BOOL (6): choose one of them"));
   }
 }
 
@@ -82,21 +84,22 @@ Status ProblemBuilder::read_captured(const std::string& name, const tandem_tenso
                                      Use use) {
   if (tensor.ndim < 0 || tensor.ndim > score_mod::kMaxRank) {
     return Status::invalid(str_cat(name, ".ndim (", tensor.ndim, ") must be 0 to ", score_mod::kMaxRank,
-                                   ": it counts the indices of an element in an expression"));
+                                   ": it counts the indices of an element in an expression; use fewer dimensions"));
   }
   static constexpr const char* kDims[] = {"dim0", "dim1", "dim2", "dim3"};
   const int rank = model != nullptr ? model->rank : tensor.ndim;
   Dim dims[score_mod::kMaxRank];
   for (int i = 0; i < rank; ++i) {
     dims[i] = {kDims[i], model != nullptr ? model->shape[i] : -1, model != nullptr ? model->name : nullptr,
-               "a gradient has its tensor's shape"};
+               "a gradient has its tensor's shape; allocate it so"};
   }
   mod_operands_.push_back(std::make_unique<Captured>(Captured{.name = name, .use = use, .operand = {}}));
   Captured& captured = *mod_operands_.back();
   const OperandInfo info{captured.name.c_str(), nullptr, use, use};
   const DTypes types = model == nullptr ? kReadable : only(model->dtype) | only(DType::f32);
-  const char* why = model == nullptr ? "texts read these types; convert it"
-                                     : "a gradient has its tensor's type, or more digits than 16-bit types";
+  const char* why = model == nullptr
+                        ? "texts read these types; convert it"
+                        : "a gradient has its tensor's type, or more digits than 16-bit types; allocate it so";
   TANDEM_TRY(read_operand(tensor,
                           {.info = info,
                            .dtypes = types,
@@ -117,10 +120,10 @@ Status ProblemBuilder::read_captured(const std::string& name, const tandem_tenso
 
 Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask,
                                        score_mod::Name* name, BoundExpression* read) {
-  if (tensor.name == nullptr) return Status::invalid(str_cat(mod, ".tensors[].name (NULL) must be a name"));
+  if (tensor.name == nullptr) return Status::invalid(str_cat(mod, ".tensors[].name (NULL) must be a name: set it"));
   name->name = tensor.name;
   const std::string own = str_cat(mod, ".", name->name), gradient = str_cat(own, ".gradient");
-  if (tensor.tensor == nullptr) return Status::invalid(str_cat(own, ".tensor (NULL) must be a tensor"));
+  if (tensor.tensor == nullptr) return Status::invalid(str_cat(own, ".tensor (NULL) must be a tensor: set it"));
   TANDEM_TRY(read_captured(own, *tensor.tensor, nullptr, Use::read));
   const Operand model = mod_operands_.back()->operand;
   name->element = element_of(model.dtype);
@@ -131,8 +134,9 @@ Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_
   read->gradients.emplace_back();
   if (!backward() || tensor.gradient == nullptr) return {};
   if (mask || name->type != score_mod::Type::real) {
-    return Status::invalid(
-        str_cat(gradient, " must be NULL: ", mask ? "a mask has no gradient" : "only floats have gradients"));
+    return Status::invalid(str_cat(
+        gradient,
+        " must be NULL: ", mask ? "a mask has no gradient; pass NULL" : "only floats have gradients; pass NULL"));
   }
   TANDEM_TRY(read_captured(gradient, *tensor.gradient, &model, Use::write));
   const Operand& o = mod_operands_.back()->operand;

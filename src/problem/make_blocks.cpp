@@ -46,12 +46,14 @@ class Reader {
       const char* name;
       int64_t value, least;
       const char* why;
-    } sizes[] = {{"batch", args_.batch, 0, "it counts the sequences with separate lists"},
-                 {"heads", args_.heads, 0, "it counts the heads with separate lists"},
-                 {"seqlen_q", args_.seqlen_q, 0, "sizes are counts below 2^31"},
-                 {"seqlen_k", args_.seqlen_k, 0, "sizes are counts below 2^31"},
-                 {"mask_block_q", args_.mask_block_q, 1, "it counts the queries of a block"},
-                 {"mask_block_k", args_.mask_block_k, 1, "it counts the keys of a block"}};
+    } sizes[] = {
+        {"batch", args_.batch, 0,
+         "it counts the sequences with separate lists; pass 1 for lists that all sequences share"},
+        {"heads", args_.heads, 0, "it counts the heads with separate lists; pass 1 for lists that all heads share"},
+        {"seqlen_q", args_.seqlen_q, 0, "sizes are counts below 2^31; pass the length of the sequences"},
+        {"seqlen_k", args_.seqlen_k, 0, "sizes are counts below 2^31; pass the length of the sequences"},
+        {"mask_block_q", args_.mask_block_q, 1, "it counts the queries of a block; pass 128"},
+        {"mask_block_k", args_.mask_block_k, 1, "it counts the keys of a block; pass 128"}};
     for (const auto& [name, value, least, why] : sizes) {
       const bool block = least == 1;
       if (value >= least && (block || value <= INT32_MAX)) continue;
@@ -92,7 +94,7 @@ class Reader {
                   "a list has counts and indices, and a list of full blocks needs a list of partial blocks"));
     }
     if (!wanted) return {};
-    const char* why = "there is one row for each block, and an index for each across";
+    const char* why = "there is one row for each block, and an index for each across; allocate it so";
     const int64_t rows = by_keys ? m_.blocks_k : m_.blocks_q, columns = by_keys ? m_.blocks_q : m_.blocks_k;
     const Dim dims[] = {{"batch", m_.batch, nullptr, "the argument batch sets it"},
                         {"heads", m_.heads, nullptr, "the argument heads sets it"},
@@ -105,7 +107,7 @@ class Reader {
       TANDEM_TRY(read_operand(*given.tensor,
                               {.info = info,
                                .dtypes = only(DType::i32),
-                               .dtype_why = "counts and indices of blocks are int32",
+                               .dtype_why = "counts and indices of blocks are int32; allocate it so",
                                .dims = {dims, static_cast<size_t>(3 + n)},
                                .dims_why = "",
                                .contiguous_last = false},

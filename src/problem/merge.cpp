@@ -25,7 +25,8 @@ class Reader {
 
   Status read() {
     if (args_.parts < 1) {
-      return Status::invalid(str_cat("parts (", args_.parts, ") must be at least 1: each is attention to some keys"));
+      return Status::invalid(str_cat("parts (", args_.parts,
+                                     ") must be at least 1: each is attention to some keys; pass one part or more"));
     }
     for (const auto& [name, list] : {Pointer{"part_out", args_.part_out}, Pointer{"part_lse", args_.part_lse}}) {
       if (list != nullptr) continue;
@@ -56,7 +57,7 @@ class Reader {
   };
 
   Status read(const char* name, Use use, const tandem_tensor* tensor, const Format& format, Operand* operand) {
-    if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: a merge needs it"));
+    if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: pass one"));
     const OperandInfo info{name, nullptr, use, Use::none};
     return read_operand(*tensor,
                         {.info = info,
@@ -72,9 +73,10 @@ class Reader {
     constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
     constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
     const bool three = args_.out != nullptr && args_.out->ndim == 3;
-    TANDEM_TRY(read(
-        "out", Use::write, args_.out,
-        {kFloats, "results of attention are of these types", three ? std::span<const Dim>(rows) : dense, true}, &out_));
+    TANDEM_TRY(read("out", Use::write, args_.out,
+                    {kFloats, "results of attention are of these types; convert the parts",
+                     three ? std::span<const Dim>(rows) : dense, true},
+                    &out_));
     const int64_t* shape = out_.shape;
     m_.batch = three ? 1 : shape[0];
     m_.seqlen = shape[out_.rank - 3];
@@ -92,15 +94,15 @@ class Reader {
   }
 
   Status read_lse(const char* name, Use use, const tandem_tensor* tensor, Operand* lse) {
-    const char* why = "there is one value per query and head";
+    const char* why = "there is one value per query and head; allocate it so";
     const Dim heads{"heads", m_.heads, "out", why};
     const Dim dense[] = {{"batch", m_.batch, "out", why}, heads, {"seqlen", m_.seqlen, "out", why}};
     const Dim rows[] = {heads, {"total", m_.seqlen, "out", why}};
-    return read(
-        name, use, tensor,
-        {only(DType::f32) | (f64() ? only(DType::f64) : 0), "a log-sum-exp needs more digits than 16-bit types have",
-         packed() ? std::span<const Dim>(rows) : dense, false},
-        lse);
+    return read(name, use, tensor,
+                {only(DType::f32) | (f64() ? only(DType::f64) : 0),
+                 "a log-sum-exp needs more digits than 16-bit types have; convert it",
+                 packed() ? std::span<const Dim>(rows) : dense, false},
+                lse);
   }
 
   Status read_part(int64_t n) {
@@ -108,7 +110,8 @@ class Reader {
     std::snprintf(out_name, sizeof out_name, "part_out[%lld]", static_cast<long long>(n));
     std::snprintf(lse_name, sizeof lse_name, "part_lse[%lld]", static_cast<long long>(n));
     Dim dims[kMaxRank];
-    for (int i = 0; i < out_.rank; ++i) dims[i] = {out_.dim_name[i], out_.shape[i], "out", "parts have out's shape"};
+    for (int i = 0; i < out_.rank; ++i)
+      dims[i] = {out_.dim_name[i], out_.shape[i], "out", "parts have out's shape; pass such parts"};
     Operand out, lse;
     TANDEM_TRY(read(out_name, Use::read, args_.part_out[n],
                     {f64() ? only(DType::f64) : kFloats & ~only(DType::f64),

@@ -29,7 +29,7 @@ struct MergeProblem {
   bool empty() const { return rows() == 0; }
 };
 
-// Checks all rules that the host can check. Never writes through a tensor.
+// Checks all rules that the host can check. The check never writes through a tensor.
 Status make_merge_problem(const tandem_merge_args* args, tandem_device device, MergeProblem* problem);
 
 }  // namespace tandem

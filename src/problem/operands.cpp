@@ -8,7 +8,7 @@
 namespace tandem {
 namespace {
 
-// No machine has memory beyond this address. Below it sums of addresses and extents fit int64.
+// No machine has memory beyond this address. Below this limit sums of addresses and extents fit int64.
 constexpr uintptr_t kAddressSpace = uintptr_t{1} << 61;
 
 std::optional<DType> dtype_of(tandem_dtype t) {
@@ -93,7 +93,7 @@ Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
     const int64_t size = tensor.shape[i++];
     if (size < 0 || size > INT32_MAX) {
       return Status::invalid(str_cat(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX,
-                                     ": sizes are counts below 2^31"));
+                                     ": sizes are counts below 2^31; split the tensor"));
     }
     if (dim.size < 0 || size == dim.size) continue;
     std::string must = dim.owner ? str_cat("must equal ", dim.owner, ".", dim.name, " (", dim.size, ")")
@@ -153,7 +153,7 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
                                    ") must not be negative on a GPU: flip the tensor into a copy"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
-  // In order of growing stride, each dimension must step over all bytes of the smaller ones.
+  // In order of growing stride, each dimension must step over all bytes of the smaller dimensions.
   OperandStep steps[kMaxRank];
   int64_t extent = 1;
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {

@@ -1,7 +1,7 @@
 // Operands: the tensors of a call, each checked separately and read into one plain form.
 //
-// One table names them and lists the passes that read or write them. read_operand() holds the rules of every tensor.
-// problem.cpp has the rules between tensors.
+// One table names the tensors and lists the passes that read or write them. read_operand() holds the rules of every
+// tensor. problem.cpp has the rules between tensors.
 #pragma once
 
 #include <cstddef>
@@ -120,8 +120,9 @@ Operand operand_of(const tandem_tensor& tensor);
 View view_of(const Operand& operand);
 View lse_view_of(const Operand& operand);
 
-// True if a byte belongs to elements of both operands. The result is exact for views whose strides nest, such as q, k
-// and v interleaved in one buffer. For other views it may be true without an overlap, but never false with one.
+// Returns true if a byte belongs to elements of both operands. The result is exact for views whose strides nest, such
+// as q, k and v interleaved in one buffer. For other views the result may be true without an overlap, but never false
+// with one.
 bool overlap(const Operand& a, const Operand& b);
 
 // Returns the name of a tensor of a valid call whose memory overlaps [begin, begin + bytes), or NULL.

@@ -42,9 +42,9 @@ Status ProblemBuilder::read_options() {
                                    ": 0 chooses the number for the device"));
   }
   if (args_.sm_limit < 0) {
-    return Status::invalid(
-        str_cat("sm_limit (", args_.sm_limit,
-                ") must be 0 (no limit) or the largest number of multiprocessors that the call may use"));
+    return Status::invalid(str_cat(
+        "sm_limit (", args_.sm_limit,
+        ") must be 0 (no limit) or the largest number of multiprocessors that the call may use: pass such a number"));
   }
   p_.num_splits = args_.num_splits;
   p_.deterministic = args_.deterministic != 0;
@@ -58,8 +58,9 @@ Status ProblemBuilder::read_options() {
 Status ProblemBuilder::read_diagonal() {
   const int32_t alignment = args_.alignment;
   if (alignment < TANDEM_BOTTOM_RIGHT || alignment > TANDEM_EXPLICIT) {
-    return Status::invalid(str_cat("alignment (", alignment,
-                                   ") must be TANDEM_BOTTOM_RIGHT (0), TANDEM_TOP_LEFT (1) or TANDEM_EXPLICIT (2)"));
+    return Status::invalid(
+        str_cat("alignment (", alignment,
+                ") must be TANDEM_BOTTOM_RIGHT (0), TANDEM_TOP_LEFT (1) or TANDEM_EXPLICIT (2): choose one of them"));
   }
   p_.bottom_right = alignment == TANDEM_BOTTOM_RIGHT;
   if (alignment == TANDEM_EXPLICIT) {
@@ -119,8 +120,9 @@ Status ProblemBuilder::read_scale() {
 Status ProblemBuilder::read_dropout() {
   const double p = args_.dropout_p;
   if (!(p >= 0 && p < 1)) {
-    return Status::invalid(
-        str_cat("dropout_p (", p, ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p)"));
+    return Status::invalid(str_cat(
+        "dropout_p (", p,
+        ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p); pass a probability"));
   }
   if (p == 0) return {};
   if (p_.batch * p_.heads_q > int64_t{1} << 32) {

@@ -27,8 +27,8 @@ struct Comb {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// True if positions of a (from its step ia on) and of b (moved by shift) coincide, or if budget runs out. The function
-// removes the largest stride S of both, and compares the remaining dimensions at shift + k * S for every index
+// Returns true if positions of a (from its step ia on) and of b (moved by shift) coincide, or if budget runs out. The
+// function removes the largest stride S of both, and compares the remaining dimensions at shift + k * S for every index
 // difference k. If these are shorter than S, at most two k remain, so that nested views cost a few steps.
 bool meet(const Comb& a, int ia, const Comb& b, int ib, int64_t shift, int* budget) {
   if (--*budget < 0) return true;

@@ -68,7 +68,8 @@ Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, 
   static_assert(sizeof pass == sizeof pass_value);
   std::memcpy(&pass_value, &pass, sizeof pass);
   if (pass_value != TANDEM_FORWARD && pass_value != TANDEM_BACKWARD) {
-    return Status::invalid(str_cat("pass (", pass_value, ") must be TANDEM_FORWARD (0) or TANDEM_BACKWARD (1)"));
+    return Status::invalid(
+        str_cat("pass (", pass_value, ") must be TANDEM_FORWARD (0) or TANDEM_BACKWARD (1): choose one of them"));
   }
   tandem_attention_args known;
   TANDEM_TRY(read_args(args, &known));

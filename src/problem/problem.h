@@ -114,7 +114,7 @@ struct BlockList {
   int64_t count_shape[3] = {};
   bool present = false;
 
-  // True if lists differ between sequences (0) or heads (1).
+  // Returns true if lists differ between sequences (0) or heads (1).
   bool varies(int dim) const { return shape[dim] > 1 || count_shape[dim] > 1; }
 };
 
@@ -177,7 +177,7 @@ struct Problem {
   int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool packed_q() const { return cu_seqlens_q.present; }
   bool packed_k() const { return cu_seqlens_k.present; }
-  // True if a mask_mod or a block mask hides keys.
+  // Returns true if a mask_mod or a block mask hides keys.
   bool masked() const { return mask_mod.present || block_mask.partial.present; }
   bool banded() const { return window_left != TANDEM_UNBOUNDED || window_right != TANDEM_UNBOUNDED; }
 };

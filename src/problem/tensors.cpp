@@ -63,8 +63,9 @@ Status ProblemBuilder::read(Field field, DTypes dtypes, const char* dtype_why, s
 Status ProblemBuilder::read_like(Field field, Field model, DType type, bool contiguous_last) {
   const Operand& m = operand(model);
   Dim dims[kMaxRank];
-  for (int i = 0; i < m.rank; ++i) dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape"};
-  return read(field, or_f32(type), "a gradient has its tensor's type, or more digits than 16-bit types",
+  for (int i = 0; i < m.rank; ++i)
+    dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape; allocate it so"};
+  return read(field, or_f32(type), "a gradient has its tensor's type, or more digits than 16-bit types; allocate it so",
               {dims, static_cast<size_t>(m.rank)}, "", contiguous_last);
 }
 
@@ -96,7 +97,8 @@ Status ProblemBuilder::read_queries() {
   TANDEM_TRY(read_index(&Args::cu_seqlens_q, {"length"}, &p_.cu_seqlens_q));
   const int64_t entries = operand(&Args::cu_seqlens_q).shape[0];
   if (entries == 0) {
-    return Status::invalid("cu_seqlens_q.length (0) must be at least 1: it has batch + 1 entries and begins with 0");
+    return Status::invalid(
+        "cu_seqlens_q.length (0) must be at least 1: it has batch + 1 entries and begins with 0; pass such a tensor");
   }
   p_.batch = entries - 1;
   p_.total_q = p_.seqlen_q = q.shape[0];
@@ -111,7 +113,8 @@ Status ProblemBuilder::read_keys() {
         "give page_table");
   }
   if (packed_k && !packed()) {
-    return Status::invalid("cu_seqlens_q (NULL) must be given with cu_seqlens_k: a packed call packs q, k and v");
+    return Status::invalid(
+        "cu_seqlens_q (NULL) must be given with cu_seqlens_k: a packed call packs q, k and v; pass both");
   }
   if (packed_k && paged()) {
     return Status::invalid(
@@ -155,8 +158,10 @@ Status ProblemBuilder::read_keys() {
   }
 
   if (packed_k) {
-    TANDEM_TRY(read_index(&Args::cu_seqlens_k, {"length", p_.batch + 1, "cu_seqlens_q", "both have batch + 1 entries"},
-                          &p_.cu_seqlens_k));
+    TANDEM_TRY(
+        read_index(&Args::cu_seqlens_k,
+                   {"length", p_.batch + 1, "cu_seqlens_q", "both have batch + 1 entries; pass both for one batch"},
+                   &p_.cu_seqlens_k));
     p_.total_k = p_.seqlen_k = k.shape[0];
     return {};
   }
@@ -172,8 +177,8 @@ Status ProblemBuilder::read_page_table() {
   const Operand& k = operand(&Args::k);
   const Operand& table = operand(&Args::page_table);
   if (k.shape[1] < 1) {
-    return Status::invalid(
-        str_cat("k.page_size (", k.shape[1], ") must be at least 1: keys are divided into pages of it"));
+    return Status::invalid(str_cat("k.page_size (", k.shape[1],
+                                   ") must be at least 1: keys are divided into pages of it; allocate pages"));
   }
   p_.page_table = {.data = reinterpret_cast<const int32_t*>(table.data),
                    .batch = table.stride[0],
@@ -195,9 +200,11 @@ Status ProblemBuilder::read_page_table() {
 Status ProblemBuilder::read_results() {
   const Operand& q = operand(&Args::q);
   Dim dims[kMaxRank];
-  for (int i = 0; i < q.rank - 1; ++i) dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query"};
-  dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "out is a mean of values"};
-  TANDEM_TRY(read(&Args::out, or_f32(p_.dtype), "out has the type of q, or more digits than 16-bit types",
+  for (int i = 0; i < q.rank - 1; ++i)
+    dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query; allocate it so"};
+  dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "out is a mean of values; allocate it so"};
+  TANDEM_TRY(read(&Args::out, or_f32(p_.dtype),
+                  "out has the type of q, or more digits than 16-bit types; allocate it so",
                   {dims, static_cast<size_t>(q.rank)}, "", true));
   p_.out = view_of(operand(&Args::out));
   if (!backward() && given(&Args::max_scores)) TANDEM_TRY(read_lse(&Args::max_scores, &p_.max_scores));
@@ -206,7 +213,7 @@ Status ProblemBuilder::read_results() {
 }
 
 Status ProblemBuilder::read_lse(Field field, View* view) {
-  const char* why = "there is one value per query and head";
+  const char* why = "there is one value per query and head; allocate it so";
   const DTypes dtypes = only(DType::f32) | (p_.dtype == DType::f64 ? only(DType::f64) : 0);
   const char* dtype_why = "log-sum-exp needs more digits than 16-bit types have; allocate it so";
   if (packed()) {
@@ -239,7 +246,7 @@ Status ProblemBuilder::read_gradients() {
 Status ProblemBuilder::read_bias() {
   if (!given(&Args::bias)) {
     if (!backward() || !given(&Args::dbias)) return {};
-    return Status::invalid("dbias must be NULL without bias: dbias is the gradient of bias");
+    return Status::invalid("dbias must be NULL without bias: dbias is the gradient of bias; pass bias too");
   }
   if (packed()) {
     return Status::invalid(
@@ -248,7 +255,7 @@ Status ProblemBuilder::read_bias() {
   }
   const DTypes dtypes = only(DType::f32) | only(p_.dtype) | only(DType::boolean);
   TANDEM_TRY(read(&Args::bias, dtypes,
-                  "a bias is added in float32 or q's type, a boolean bias selects the visible entries",
+                  "a bias is added in float32 or q's type, a boolean bias selects the visible entries; convert it",
                   {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}}));
   const Operand& bias = operand(&Args::bias);
   const struct {
@@ -264,7 +271,7 @@ Status ProblemBuilder::read_bias() {
   p_.bias = bias_view_of(bias);
   if (!backward() || !given(&Args::dbias)) return {};
   if (p_.bias.boolean()) {
-    return Status::invalid("dbias must be NULL when bias.dtype is bool: a mask has no gradient");
+    return Status::invalid("dbias must be NULL when bias.dtype is bool: a mask has no gradient; pass NULL");
   }
   TANDEM_TRY(read_like(&Args::dbias, &Args::bias, p_.bias.dtype, false));
   p_.dbias = bias_view_of(operand(&Args::dbias));
@@ -272,21 +279,21 @@ Status ProblemBuilder::read_bias() {
 }
 
 Status ProblemBuilder::read_per_head() {
-  const char* why = "there is one value per query head";
+  const char* why = "there is one value per query head; expand it";
   if (given(&Args::sink)) {
-    TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype), "a sink is float32 or has the type of q",
-                    {{"heads", p_.heads_q, "q", why}}));
+    TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype),
+                    "a sink is float32 or has the type of q; convert it", {{"heads", p_.heads_q, "q", why}}));
     p_.sink = head_view_of(operand(&Args::sink));
   }
   if (backward() && given(&Args::dsink)) {
     if (!given(&Args::sink)) {
-      return Status::invalid("dsink must be NULL without sink: dsink is the gradient of sink");
+      return Status::invalid("dsink must be NULL without sink: dsink is the gradient of sink; pass sink too");
     }
     TANDEM_TRY(read_like(&Args::dsink, &Args::sink, p_.sink.dtype, false));
     p_.dsink = head_view_of(operand(&Args::dsink));
   }
   if (!given(&Args::alibi_slopes)) return {};
-  const Dim dims[] = {{"batch", p_.batch, packed() ? nullptr : "q", "there is one row per sequence"},
+  const Dim dims[] = {{"batch", p_.batch, packed() ? nullptr : "q", "there is one row per sequence; expand it"},
                       {"heads", p_.heads_q, "q", why}};
   const bool per_batch = args_.alibi_slopes->ndim == 2;
   TANDEM_TRY(read(&Args::alibi_slopes, only(DType::f32), "slopes are float32; convert them",
@@ -296,10 +303,10 @@ Status ProblemBuilder::read_per_head() {
 }
 
 Status ProblemBuilder::read_used_lengths() {
-  const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch"};
+  const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch; expand it"};
   if (given(&Args::seqused_q)) TANDEM_TRY(read_index(&Args::seqused_q, length, &p_.seqused_q));
   if (given(&Args::seqused_k)) TANDEM_TRY(read_index(&Args::seqused_k, length, &p_.seqused_k));
-  const Dim offset{"length", p_.batch, nullptr, "there is one offset per sequence of the batch"};
+  const Dim offset{"length", p_.batch, nullptr, "there is one offset per sequence of the batch; expand it"};
   if (given(&Args::diagonal_offsets)) TANDEM_TRY(read_index(&Args::diagonal_offsets, offset, &p_.diagonal_offsets));
   return {};
 }
@@ -316,7 +323,8 @@ Status ProblemBuilder::read_longest() {
                {"max_seqlen_k", args_.max_seqlen_k, p_.packed_k(), &p_.seqlen_k}};
   for (const auto& side : sides) {
     if (side.given < 0) {
-      return Status::invalid(str_cat(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence"));
+      return Status::invalid(
+          str_cat(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence: pass one of them"));
     }
     if (!side.packed && side.given != 0 && side.given < *side.longest) {
       return Status::invalid(str_cat(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,

@@ -44,7 +44,7 @@ void use_softcap(Problem* p) {
   p->taken.softcap = true;
 }
 
-// Evaluates a mask within a window if the mask hides all keys outside it. Not if lists omit blocks.
+// Evaluates a mask within a window if the mask hides all keys outside it. Changes nothing if lists omit blocks.
 void use_window(Problem* p) {
   if (!p->mask_mod) return;
   const score_mod::VisibleBand band =

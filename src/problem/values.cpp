@@ -16,7 +16,8 @@ struct PackedRows {
 Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const PackedRows& rows) {
   const auto& [tensor, total, bound_name, bound] = rows;
   if (offsets[0] != 0) {
-    return Status::invalid(str_cat(name, "[0] (", offsets[0], ") must be 0: the first sequence begins at row 0"));
+    return Status::invalid(str_cat(name, "[0] (", offsets[0],
+                                   ") must be 0: the first sequence begins at row 0; subtract the first entry"));
   }
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t begin = offsets[b], end = offsets[b + 1];
@@ -44,7 +45,7 @@ Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batc
 Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
   if (used >= 0 && used <= rows) return {};
   return Status::invalid(str_cat(name, "[", b, "] (", used, ") must be 0 to ", rows, ", the length of sequence ", b,
-                                 ": it counts the rows in use"));
+                                 ": it counts the rows in use; lower it"));
 }
 
 Status check_offsets(const Problem& p) {

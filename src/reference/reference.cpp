@@ -83,7 +83,7 @@ KeyPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
 }
 
-// The value of a score_mod or mask_mod for one entry. Without one it has no value.
+// The value of a score_mod or mask_mod for one entry. Without a modification the value is absent.
 class ModOfEntry {
  public:
   ModOfEntry(const ModView& view, std::span<const score_mod::NodeId> outputs) : view_(view) {

@@ -1,8 +1,8 @@
 // The reference: float64 attention in one simple loop nest. Tests compare every engine with it.
 //
 // Reads any dtype of the Problem, computes each entry in float64 and rounds once on the way out. The reference also
-// serves float64 tensors of the public interface, and page tables. O(seqlen_q * seqlen_k) time, O(seqlen_k) memory per
-// thread of work.
+// serves float64 tensors of the public interface, and page tables. Work takes O(seqlen_q * seqlen_k) time and
+// O(seqlen_k) memory per thread.
 #pragma once
 
 #include <functional>

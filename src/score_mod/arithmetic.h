@@ -15,8 +15,8 @@ struct Value {
   int32_t integer = 0;
 };
 
-// Computes op, whose operands have this type. For select it is the type of the branches. For to_real, to_int and
-// comparisons it is the type of the argument. Real is float or double.
+// Computes op, whose operands have this type. For select, this type is the type of the branches. For to_real, to_int
+// and comparisons, this type is the type of the argument. Real is float or double.
 template <class Real>
 Value<Real> apply(Op op, Type type, const Value<Real>* operands);
 

@@ -57,7 +57,7 @@ class Graph {
 
  private:
   friend class Simplifier;
-  NodeId intern(const Node& node);  // the existing equal node, or a new one
+  NodeId intern(const Node& node);  // the existing equal node, or a new node
 
   struct Hash {
     size_t operator()(const Node& node) const;

@@ -127,7 +127,7 @@ class Reader {
     return add_at_least_0(room.plus(*low, -1), band) && (!absolute || add_at_least_0(room.plus(*low, 1), band));
   }
 
-  // The first bound decides the diagonal, and all other bounds must use the same one.
+  // The first bound decides the diagonal, and all other bounds must use the same diagonal.
   bool add_at_least_0(const Sum& s, VisibleBand* band) {
     const std::optional<Distance> d = distance(s);
     if (!d || bottom_right_.value_or(d->bottom_right) != d->bottom_right) return false;

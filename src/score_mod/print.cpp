@@ -65,13 +65,13 @@ std::vector<bool> following(const Graph& graph, const Follows& follows) {
   }
   return all;
 }
-// True for inputs that may differ between the scores of a row (of_score), or between the rows of a head (q).
+// Returns true for inputs that may differ between the scores of a row (of_score), or between the rows of a head (q).
 bool of_score(Input input) { return input == Input::score || input == Input::k; }
 bool of_row_or_score(Input input) { return of_score(input) || input == Input::q; }
 bool of_score_or_row(Input input) { return input == Input::score || input == Input::q; }
 bool of_key(Input input) { return input == Input::k; }
 
-// True for loads and operations of more than two instructions.
+// Returns true for loads and operations of more than two instructions.
 bool is_costly(Op op) {
   return op == Op::gather || (op >= Op::exp && op <= Op::sqrt) || op == Op::divide || op == Op::floor_divide ||
          op == Op::modulo;

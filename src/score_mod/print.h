@@ -25,8 +25,8 @@ std::string print(const Mod& mod, NodeId result, const Held& held = {});
 std::vector<NodeId> held_by_rows(const Mod& mod, NodeId result, size_t most);
 std::vector<NodeId> held_by_keys(const Mod& mod, NodeId result, size_t most);
 
-// True if each score needs few operations in addition to the row's values, and no loads. The registers of a few scores
-// suffice.
+// Returns true if each score needs few operations in addition to the row's values, and no loads. The registers of a few
+// scores suffice.
 bool is_light(const Mod& mod, NodeId result);
 // Counts the operations per score in addition to the values of rows and keys. A costly operation counts as
 // kCostlyOperations.

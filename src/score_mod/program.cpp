@@ -57,7 +57,7 @@ class Kept {
   std::unordered_map<std::string, std::shared_ptr<const Program>> programs_;
 };
 
-// Never destroyed, because other threads may call until the process ends.
+// The cache is never destroyed, because other threads may call until the process ends.
 Kept& kept() {
   static Kept& all = *new Kept;
   return all;
@@ -155,7 +155,7 @@ bool captured_per_tile(const Graph& graph, const std::vector<Capture>& captures)
          });
 }
 
-// True if each derivative is the score or a finite constant, and therefore finite for every finite score.
+// Returns true if each derivative is the score or a finite constant, and therefore finite for every finite score.
 bool captured_per_score(const Graph& graph, const std::vector<Capture>& captures) {
   constexpr size_t kMax = 2;  // sums that fit in a thread's registers
   return !captures.empty() && captures.size() <= kMax &&
@@ -178,7 +178,8 @@ std::string tile_function_of(const Mod& mod, const std::vector<Capture>& capture
       print_range_values(mod, outputs_of(captures)), points, print_adds(captures, ".low"), "  return true;\n}\n");
 }
 
-// Printed even if the expression reads none of the tensors with gradients. The gradients of the tensors are then zeros.
+// The function is printed even if the expression reads none of the tensors with gradients. The gradients of the tensors
+// are then zeros.
 std::string capture_functions_of(const Mod& mod, const std::vector<Capture>& captures) {
   std::string counts, bodies;
   for (const auto& [line, name] : {std::pair{Line::row, "row"}, std::pair{Line::column, "column"},

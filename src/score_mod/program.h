@@ -47,7 +47,7 @@ struct Program {
   std::string cuda_ranges;  // functions of mod_range.cuh: mask_mod, captured_per_tile
   bool light;               // score_mod only: is_light()
 
-  // True if the score's gradient passes unchanged
+  // Returns true if the score's gradient passes unchanged
   bool passes() const { return mod.graph.is_constant(gradient.score, 1); }
 };
 

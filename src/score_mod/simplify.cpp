@@ -22,7 +22,7 @@ bool is_commutative(Op op) {
   }
 }
 
-// True for functions without correct rounding, because each device computes them in a different way.
+// Returns true for functions without correct rounding, because each device computes them in a different way.
 bool is_approximated(Op op) { return op >= Op::exp && op <= Op::sigmoid; }
 
 template <class Real>

@@ -27,7 +27,7 @@ class Simplifier {
   NodeId boolean_by_constant(const Node& node, bool constant);
   NodeId select(const Node& node);
 
-  // True if the node is an op with the operand part.
+  // Returns true if the node is an op with the operand part.
   bool joins(NodeId id, Op op, NodeId part) const;
   const Node& at(NodeId id) const { return graph_[id]; }
   NodeId flip(NodeId id) { return graph_.make(Op::flip, id); }

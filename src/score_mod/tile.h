@@ -45,7 +45,7 @@ struct TileInputs {
   int count = 0;  // at most kTile
   const float* score = nullptr;
   const int32_t *head = nullptr, *q = nullptr, *k = nullptr;
-  bool same_queries = false;  // head and q begin like the last run's
+  bool same_queries = false;  // head and q are as at the begin of the last run
 };
 
 // Runs a program with memory for one thread.

@@ -19,7 +19,7 @@ constexpr double kLn2 = 0.6931471805599453094, kLog2e = 1.4426950408889634074;
 inline double exp2_of(double x) {
   x = x > 1000 ? 1000 : x;
   x = x < -1000 ? -1000 : x;
-  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding a number rounds it to an integer
   const double shifted = x + kRound;
   const double r = (x - (shifted - kRound)) * kLn2;  // |r| <= 0.35
   double p = 1.0 / 362880;                           // e^r by its Taylor series
@@ -137,7 +137,8 @@ inline int32_t shift_left(int32_t a, int32_t by) {
   return static_cast<u32>(by) > 31 ? 0 : wrap(static_cast<u32>(a) << (by & 31));
 }
 inline int32_t shift_right(int32_t a, int32_t by) { return a >> (static_cast<u32>(by) > 31 ? 31 : by); }
-// Computed in float64, which is exact: the rounding error is smaller than the distance of a fraction from an integer.
+// The quotient is computed in float64, which is exact: the rounding error is smaller than the distance of a fraction
+// from an integer.
 inline int32_t floor_divide_int(int32_t a, int32_t b) {
   const double quotient = __builtin_floor(static_cast<double>(a) / (b == 0 ? 1.0 : static_cast<double>(b)));
   const bool fits = quotient < 2147483648.0;  // false only for INT_MIN / -1

@@ -67,15 +67,17 @@ Status read_number(std::string_view name, const XlaScalar& scalar, T* number) {
       integer = value_of<bool>(scalar) ? 1 : 0;
     } else {
       return Status::invalid(str_cat("attribute ", name, " (XLA type ", scalar.type,
-                                     ") must be an int32, an int64, or a float64 for a real number"));
+                                     ") must be an int32, an int64, or a float64 for a real number: convert it"));
     }
     if (sizeof(T) == 4 && static_cast<int32_t>(integer) != integer) {
-      return Status::invalid(str_cat("attribute ", name, " (", integer, ") must be an integer of at most 32 bits"));
+      return Status::invalid(
+          str_cat("attribute ", name, " (", integer, ") must be an integer of at most 32 bits: pass a smaller one"));
     }
     *number = static_cast<T>(integer);
     return {};
   } else {
-    return Status::invalid(str_cat("attribute ", name, " (a number) must be a buffer or an expression"));
+    return Status::invalid(
+        str_cat("attribute ", name, " (a number) must be a buffer or an expression: pass one of them"));
   }
 }
 
@@ -88,7 +90,7 @@ Status CustomCall::read(const XlaFrame& frame) {
     const std::string_view name = view_of(frame.attributes.names[i]);
     if (name == "inputs" || name == "outputs") {
       if (frame.attributes.kinds[i] != kXlaTextAttribute) {
-        return Status::invalid(str_cat("attribute ", name, " must be a string: the names of the buffers"));
+        return Status::invalid(str_cat("attribute ", name, " must be a string: pass the names of the buffers"));
       }
       (name == "inputs" ? inputs : outputs) = view_of(frame.attributes.values[i]);
     } else {
@@ -143,7 +145,7 @@ Status CustomCall::read_seed(const XlaBuffer& buffer) {
   const std::optional<tandem_dtype> dtype = dtype_of(buffer.type);
   const int64_t bits = dtype && buffer.rank == 1 ? buffer.dims[0] * dtype->bits : 0;
   if (bits != 64 && bits != 128) {
-    return Status::invalid("seed must be one dimension of two uint32, or of one or two 64-bit integers");
+    return Status::invalid("seed must be one dimension of two uint32, or of one or two 64-bit integers: reshape it");
   }
   args_.dropout_seed_ptr = static_cast<const uint64_t*>(buffer.data);
   if (bits == 128) args_.dropout_offset_ptr = args_.dropout_seed_ptr + 1;
@@ -156,7 +158,8 @@ Status CustomCall::read_attribute(std::string_view name, int32_t kind, const voi
     return {};
   }
   if (kind == kXlaScalarAttribute) return read_scalar(name, *static_cast<const XlaScalar*>(value));
-  return Status::invalid(str_cat("attribute ", name, " must be a number, or a string for an expression"));
+  return Status::invalid(
+      str_cat("attribute ", name, " must be a number, or a string for an expression: pass one of them"));
 }
 
 Status CustomCall::read_scalar(std::string_view name, const XlaScalar& scalar) {
@@ -165,7 +168,7 @@ Status CustomCall::read_scalar(std::string_view name, const XlaScalar& scalar) {
 #define MEMBER(member, type) OPTION(member, type, , )
 #include "problem/options.def"
   if (Expression* expression = expression_of(name)) return add_number(expression, name, scalar);
-  return Status::invalid(str_cat("attribute ", name, " must be an option of tandem_attention_args"));
+  return Status::invalid(str_cat("attribute ", name, " must be an option of tandem_attention_args: correct the name"));
 }
 
 // The expression whose tensor or number has this name, or null.
@@ -181,7 +184,8 @@ Status CustomCall::add_gradient(std::string_view name, const tandem_tensor* grad
       return {};
     }
   }
-  return Status::invalid(str_cat("output dscore_mod.", name, " must be the gradient of an input score_mod.", name));
+  return Status::invalid(
+      str_cat("output dscore_mod.", name, " must be the gradient of an input score_mod.", name, ": pass that input"));
 }
 
 Status CustomCall::add_number(Expression* expression, std::string_view name, const XlaScalar& scalar) {

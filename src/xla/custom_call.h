@@ -17,7 +17,7 @@ namespace tandem::xla {
 //                     "score_mod.NAME" and "mask_mod.NAME" for the tensors of an expression. The output
 //                     "dscore_mod.NAME" is the gradient of "score_mod.NAME".
 //   <member>          a number of tandem_attention_args: causal, softcap, window_left, ...
-//   score_mod         an expression; "score_mod.NAME" is the value of a number that it names. The same for mask_mod.
+//   score_mod         an expression; "score_mod.NAME" is the value of a number that it names. mask_mod is alike.
 class CustomCall {
  public:
   // device: the device of all tensors.

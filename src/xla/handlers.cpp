@@ -88,7 +88,7 @@ tandem_status run(tandem_context* context, tandem_pass pass, const tandem_attent
                                 : tandem_backward(context, &args, workspace, bytes, stream);
 }
 
-// XLA's threads flush subnormal numbers to zero. The library's threads do not, so the calling thread must not either.
+// XLA's threads flush subnormal numbers to zero. The library's threads and the calling thread must not flush them.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
@@ -166,7 +166,8 @@ bool report_metadata(const XlaFrame& frame) {
 
 Status Gpus::find(int32_t ordinal, tandem_context** context, tandem_device* device) {
   if (ordinal < 0 || ordinal >= kMaxDevices) {
-    return Status::unsupported(str_cat("device ordinal (", ordinal, ") must be below ", kMaxDevices));
+    return Status::unsupported(
+        str_cat("device ordinal (", ordinal, ") must be below ", kMaxDevices, ": use one of the first devices"));
   }
   *context = contexts_[ordinal].load(std::memory_order_acquire);
   if (*context == nullptr) {
@@ -204,7 +205,7 @@ XlaError* handle(const XlaFrame& frame, tandem_pass pass, Gpus* gpus) noexcept {
 
 namespace {
 
-// Never destroyed, because another library's static destructor may still call.
+// The contexts are never destroyed, because another library's static destructor may still call.
 Gpus& cuda_gpus() {
   static Gpus& gpus = *new Gpus;
   return gpus;

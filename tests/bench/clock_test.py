@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks which calls are timed, with graphs of a fake torch. Needs no torch and no GPU."""
+"""Checks which calls are timed, with graphs of a fake torch. The test needs no torch and no GPU."""
 
 import contextlib
 import gc

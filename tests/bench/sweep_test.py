@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tests the random problems of bench/sweep.py and what it concludes of invented rounds. Needs no torch and no GPU."""
+"""Tests the random problems of bench/sweep.py and what it concludes of invented rounds. The test needs no torch and no
+GPU."""
 
 import contextlib
 import io

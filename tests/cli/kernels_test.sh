@@ -32,7 +32,7 @@ for text in "kernel " "tile " "workspace " "tensor core" "exponentials" "shared 
 done
 expect 0 "q (1, 4096, 16, 128)" explain --seqlen 4096 --heads 16 --head-dim 128 --card h100-pcie
 expect 0 "HBM binds" explain --seqlen 1 --seqlen-k 65536 --heads 32 --heads-k 8 --head-dim 128
-expect 0 "Lengths are taken at their bounds" explain --lengths-q 5,700 --heads-k 2
+expect 0 "Lengths that only the device knows count as their bounds" explain --lengths-q 5,700 --heads-k 2
 expect 0 "(1, 8192, 64, 128)" explain --preset llama
 expect 0 "(2, 8192, 64, 128)" explain --batch 2 --preset llama
 expect 0 "nothing is launched" explain --batch 0

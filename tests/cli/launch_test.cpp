@@ -1,4 +1,4 @@
-// Launch descriptions: valid ones are read, and malformed ones are refused with a sentence.
+// Valid launch descriptions are read, and malformed descriptions are refused with a sentence.
 #include "cli/vgpu/launch.h"
 
 #include <gtest/gtest.h>
@@ -110,15 +110,15 @@ TEST_F(LaunchTest, RefusesWithTheField) {
   const struct {
     std::string json, sentence;
   } refused[] = {
-      {"{", "is no JSON"},
+      {"{", "must be JSON"},
       {"[]", "must be an object"},
-      {"{}", "grid is missing"},
+      {"{}", "grid must be given"},
       {R"({"grid": [1], "block": [0]})", "block must be one to three numbers from 1 on"},
       {R"({"grid": [1, 1, 1, 1], "block": [1]})", "grid must be one to three"},
       {R"({"grid": "1", "block": [1]})", "grid (\"1\") must have another type"},
       {begin + R"("gird": 1})", "gird must be a known field"},
       {begin + R"("buffers": {}})", "buffers must be a list"},
-      {buffer(R"("bytes": 4)"), "buffers[0].name is missing"},
+      {buffer(R"("bytes": 4)"), "buffers[0].name must be given"},
       {buffer(R"("name": "a")"), "buffers[0].bytes or shape must give its size"},
       {buffer(R"("name": "a", "type": "f32", "bytes": 6)"), "buffers[0].bytes must be whole elements"},
       {buffer(R"("name": "a", "type": "float", "bytes": 6)"), "type (\"float\") must be one of u8, i8,"},
@@ -126,8 +126,8 @@ TEST_F(LaunchTest, RefusesWithTheField) {
       {buffer(R"("name": "a", "bytes": 6, "fill": "zeros", "file": "a.npy")"), "leave one out"},
       {buffer(R"("name": "a", "shape": [4, -1])"), "shape (4, -1) must have a size"},
       {buffer(R"("name": "a", "shape": [4611686018427387904, 4])"), "must have a size"},
-      {parameter(""), "parameters[0] has no value"},
-      {parameter(R"("i32": 1, "u8": 2)"), "parameters[0] has several values"},
+      {parameter(""), "parameters[0] must have a value"},
+      {parameter(R"("i32": 1, "u8": 2)"), "parameters[0] must have one value"},
       {parameter(R"("i32": 1, "at": 32765)"), "at (32765) must be at most 32764"},
       {parameter(R"("struct": [])"), "struct must be a list of its parts"},
       {parameter(R"("struct": [{"i32": 1}, {"pointer": "b"}])"), "parameters[0].struct[1].pointer (\"b\") must name"},

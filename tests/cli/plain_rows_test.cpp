@@ -12,7 +12,7 @@
 namespace tandem::plain {
 namespace {
 
-// True for equal numbers, and for two NaN.
+// Returns true for equal numbers, and for two NaN.
 bool same(double a, double b) {
   return (std::isnan(a) && std::isnan(b)) || std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
 }
@@ -21,7 +21,7 @@ TEST(PlainRowsTest, WidensEvery16BitNumber) {
   for (const DType type : {DType::f16, DType::bf16}) {
     int wrong = 0;
     for (uint32_t half = 0; half < 65536; ++half) {
-      const uint64_t bits = half;  // it also holds the other types of load()
+      const uint64_t bits = half;  // the buffer also holds the other types of load()
       float got = 0;
       load_row(type, reinterpret_cast<const std::byte*>(&bits), 1, &got);
       wrong += !same(got, load(type, reinterpret_cast<const std::byte*>(&bits)));
@@ -47,7 +47,7 @@ TEST(PlainRowsTest, RoundsAsTheObviousConversionDoes) {
     store_row(type, values.data(), n, reinterpret_cast<std::byte*>(stored.data()));
     int wrong = 0;
     for (size_t i = 0; i < values.size(); ++i) {
-      uint64_t expected = 0;  // it also holds the other types of store()
+      uint64_t expected = 0;  // the buffer also holds the other types of store()
       store(type, reinterpret_cast<std::byte*>(&expected), values[i]);
       const double number = load(type, reinterpret_cast<const std::byte*>(&expected));
       wrong += !same(rounded[i], number) || !same(load(type, reinterpret_cast<const std::byte*>(&stored[i])), number);

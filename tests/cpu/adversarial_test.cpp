@@ -33,7 +33,7 @@ TEST(CpuAdversarial, NothingToDo) {
   expect_good_in_all("--seqlen-k 0 --bias f32 --bias-shape bhi1");
 }
 
-// Sinks, needles and heads that copy.
+// Cases have sinks, needles and heads that copy.
 TEST(CpuAdversarial, RowsThatOneKeyTakes) {
   const std::string dims = "--seqlen-k 384 --head-dim 64 --head-dim-v 64 --values ";
   for (const std::string values :

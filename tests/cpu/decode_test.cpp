@@ -1,4 +1,4 @@
-// Few queries, many keys.
+// Tests of few queries over many keys.
 #include <string>
 
 #include "cpu/judged.h"

@@ -101,7 +101,7 @@ TEST_P(CpuFeatureSweep, Lengths) {
   }
 }
 
-// Several tiles of queries and of keys.
+// Cases have several tiles of queries and of keys.
 TEST_P(CpuFeatureSweep, Long) {
   for (const char* mask : {"", "--causal 1", "--left 100 --causal 1"}) {
     expect_good(dtype() + "--heads-q 2 --seqlen-q 500 --seqlen-k 700 --head-dim 32 --head-dim-v 32 " + mask);

@@ -82,7 +82,7 @@ TEST_P(CpuMods, Decode) {
   }
 }
 
-// Several tiles, of which masks hide some, whole and in part.
+// Masks hide some of several tiles, whole and in part.
 TEST_P(CpuMods, Long) {
   for (const char* mod : {"--mask-mod q//150==k//150", "--mask-mod k>=200&&k<=q --score-mod score*temperature",
                           "--score-mod score+table[head,clamp((q-k)//50,0,8)] --causal 1"}) {
@@ -100,7 +100,7 @@ TEST(CpuModsOfRange, LargeScores) {
   }
 }
 
-// More tiles than parts, which sum captured gradients.
+// Cases have more tiles than parts, which sum captured gradients.
 TEST_P(CpuMods, ManyTiles) {
   expect_good(dtype() + "--batch 40 --heads-q 4 --heads-k 2 --seqlen-q 5 --seqlen-k 7 --head-dim 16 --head-dim-v 16 " +
               "--score-mod score*temperature-slope[head]*abs(q-k)+table[head,k]");

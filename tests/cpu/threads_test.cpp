@@ -11,7 +11,7 @@
 namespace tandem::cpu {
 namespace {
 
-// True if every task of a run is called exactly once.
+// Returns true if every task of a run is called exactly once.
 bool each_once(Threads& threads, int32_t tasks) {
   std::vector<std::atomic<int>> calls(static_cast<size_t>(tasks));
   threads.run(tasks, [&](int32_t task) { ++calls[static_cast<size_t>(task)]; });

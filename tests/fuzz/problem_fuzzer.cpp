@@ -28,7 +28,7 @@ class Bytes {
     left_ -= n;
     return value;
   }
-  // Small numbers, and now and then a number that breaks arithmetic.
+  // Returns small numbers, and occasionally a number that breaks arithmetic.
   int64_t number() {
     constexpr int64_t extreme[] = {-1, INT64_MAX, INT64_MIN, INT64_MAX / 2, int64_t{1} << 32, int64_t{1} << 62, 65536};
     const auto byte = take<uint8_t>();

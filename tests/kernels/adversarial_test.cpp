@@ -78,7 +78,7 @@ TEST_F(KernelsAdversarial, LargeScores) {
   }
 }
 
-// Sinks, needles and heads that copy.
+// Cases have sinks, needles and heads that copy.
 TEST_F(KernelsAdversarial, RowsThatOneKeyTakes) {
   for (const char* values : {"sink12", "sink20", "sink50", "needle12", "needle25", "needle50", "copy"}) {
     for (const char* more : {"", "--causal 1", "--head-dim 128 --head-dim-v 128", "--left 250 --right 0", "--f32 1",

@@ -75,7 +75,8 @@ TEST(KernelsBackward, EveryPairOfFeatures) {
   expect_all_good(cases);
 }
 
-// Two CTAs share n_blocks of 256 keys: one n_block and several, the last one partial. Some have keys of one CTA only.
+// Two CTAs share n_blocks of 256 keys: one n_block and several, of which the last is partial. Some have keys of one CTA
+// only.
 TEST(KernelsBackward, PairsOfCtas) {
   std::vector<CheckedCase> cases;
   for (const char* flags :
@@ -265,7 +266,7 @@ std::vector<std::byte> rows_of(const Tensor& t, int64_t first, int64_t count) {
   return {all.begin() + first * row, all.begin() + (first + count) * row};
 }
 
-// With batch_invariant a sequence has the same gradients alone and next to a longer one. The longest length, and
+// With batch_invariant a sequence has the same gradients alone and next to a longer sequence. The longest length, and
 // therefore the fastest kernel, differs. A single query sees all keys, so that its plan alone has no mask.
 TEST(KernelsBackward, ASequenceWithALongerOneAndAlone) {
   const NamedEngine engine = gpu_engine(the_gpus());

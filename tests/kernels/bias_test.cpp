@@ -7,7 +7,7 @@
 namespace tandem::test {
 namespace {
 
-// Moves the bias in memory: `margin` elements before its first one, `gap` elements between rows.
+// Moves the bias in memory: `margin` elements before its first element, `gap` elements between rows.
 std::function<void(Instance&)> moved(int64_t margin, int64_t gap) {
   return [=](Instance& in) {
     Tensor bias(in.bias.dtype(), in.bias.shape(), gap > 0 ? kGaps : kCompact, margin, gap);

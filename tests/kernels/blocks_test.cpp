@@ -113,7 +113,7 @@ TEST(KernelsBlocks, HeadDims) {
                 "--blocks hostile --block-k 256"}));
 }
 
-// Rows whose first keys come late, with scores far above the earlier ones: bfloat16 skips maxima in fully visible
+// Rows whose first keys come late, with scores far above the earlier scores: bfloat16 skips maxima in fully visible
 // blocks.
 TEST(KernelsBlocks, Sharp) {
   expect_all_good(

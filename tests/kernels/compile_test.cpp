@@ -1,4 +1,4 @@
-// NVRTC compiles the planned kernels for Hopper and Blackwell without spilling registers. Needs no GPU.
+// NVRTC compiles the planned kernels for Hopper and Blackwell without spilling registers. The test needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -183,8 +183,8 @@ TEST_F(Kernels, ManyTiles) {
   }
 }
 
-// A CTA starts the next tile while its warpgroups finish different parts of the last one. With windows, warpgroups skip
-// n_blocks in which they see no key.
+// A CTA starts the next tile while its warpgroups finish different parts of the last tile. With windows, warpgroups
+// skip n_blocks in which they see no key.
 TEST_F(Kernels, TileAfterTile) {
   for (const char* window : {"--top-left 1 --left 20 --right -4", "--left 40 --right 10", "--causal 1", "--left 30"}) {
     for (const char* scores : {"", "--bias same", "--alibi head --softcap 20"}) {

@@ -130,7 +130,7 @@ class KernelsLarge : public testing::Test {
   }
 
   static std::vector<int64_t> sampled_sequences() {
-    const int64_t edge = (int64_t{1} << 31) / (kLength * kRow);  // element 2^31 is in it; byte 2^31 in its half
+    const int64_t edge = (int64_t{1} << 31) / (kLength * kRow);  // the row with element 2^31; byte 2^31 is in its half
     return {0, 1, edge / 2 - 1, edge / 2, edge - 1, edge, kBatch - 1};
   }
 
@@ -166,7 +166,7 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
 }
 
 // Two batches 2^31 elements from each other, of all inputs or of all results. float32 has half as many elements, so
-// that the bytes are equal. No byte between them is accessed.
+// that the bytes are equal. No byte between the two batches is accessed.
 class FarApart {
  public:
   enum class Which { inputs, results };

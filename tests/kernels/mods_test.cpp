@@ -70,7 +70,7 @@ TEST(KernelsMods, Long) {
 }
 
 // Expressions that GPUs replace by options, checked as expressions. In two cases one expression stays next to the
-// other's option.
+// option of the other expression.
 TEST(KernelsMods, Options) {
   std::vector<CheckedCase> all;
   for (const char* shape : {"--batch 2 --seqlen-q 141 --seqlen-k 250 --head-dim 64 --head-dim-v 64 ",

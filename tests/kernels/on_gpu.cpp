@@ -44,7 +44,7 @@ void expect_all_good(const std::vector<CheckedCase>& cases) {
     for (size_t n = next.fetch_add(part.count); n < cases.size(); n = next.fetch_add(part.count)) {
       const std::string flags = kServed + cases[n].flags;
       if (part.count > 1) {
-        std::printf("case: %s\n", flags.c_str());  // the last printed case is the one that ends a process
+        std::printf("case: %s\n", flags.c_str());  // the last printed case is the case that ends a process
         std::fflush(stdout);
       }
       const Verdict verdict =

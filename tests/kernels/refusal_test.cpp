@@ -116,8 +116,8 @@ TEST(KernelsRefusal, DevicesThatAreNotThere) {
   }
 }
 
-// Wrong lengths are clamped to the tensors, so that nothing outside them is read or written. With `validate` they are
-// refused with a sentence.
+// Wrong lengths are clamped to the tensors, so that nothing outside them is read or written. With `validate` such
+// lengths are refused with a sentence.
 TEST(KernelsRefusal, IndicesThatPointOutside) {
   for (const int liar : {-5, 50, 1 << 30, INT32_MAX}) {
     auto in = std::make_unique<Instance>(from_flags(

@@ -70,7 +70,8 @@ TEST(KernelsSchedules, WideHeads) {
   }
 }
 
-// One, two or an odd number of chunks, the last one short. All or some query heads of a group are in one tile.
+// Cases have one, two or an odd number of chunks, and the last chunk is short. All or some query heads of a group are
+// in one tile.
 TEST(KernelsSchedules, ChunksOfDs) {
   if (!is_hopper()) GTEST_SKIP();
   const struct {

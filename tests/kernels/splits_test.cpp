@@ -69,7 +69,7 @@ TEST(KernelsSplits, PackedSequences) {
                    {packed + "--lengths-k 1,2,3,900 --splits 2 --max-seqlen 400"}});
 }
 
-// Splits have whole n_blocks. A number beyond them means one n_block each.
+// Splits have whole n_blocks. A larger number of splits means one n_block per split.
 TEST(KernelsSplits, CallersNumber) {
   const auto splits = [](int number) {
     return forward_plan(kShort + "--splits " + std::to_string(number)).forward.splits;
@@ -81,7 +81,7 @@ TEST(KernelsSplits, CallersNumber) {
   EXPECT_EQ(most.forward.splits, (700 + most.forward.tile.tile_n - 1) / most.forward.tile.tile_n);
 }
 
-// Few tiles with many keys are split, whatever the limit of SMs. Enough tiles and short keys are not.
+// Few tiles with many keys are split, whatever the limit of SMs. Problems with enough tiles or few keys are not split.
 TEST(KernelsSplits, PlansChoice) {
   const std::string decode = "--dtype bf16 --heads-q 8 --heads-k 1 --seqlen-q 1 ";
   const int splits = forward_plan(decode + "--seqlen-k 60000").forward.splits;
@@ -94,7 +94,7 @@ TEST(KernelsSplits, PlansChoice) {
   expect_all_good({{decode + "--seqlen-k 5000"}, {decode + "--seqlen-k 5000 --causal 1 --heads-k 2 --batch 2"}});
 }
 
-// The same bits with fewer SMs, and for a sequence with other neighbours.
+// A sequence has the same bits with fewer SMs and with other neighbours.
 TEST(KernelsSplits, Bits) {
   const auto bits = [](const std::string& flags) { return Repeated(kServed + flags).run(); };
   const std::string flags = kShort + "--splits 3 --causal 1 --values large ";

@@ -1,5 +1,5 @@
 // kernels_worker <threads>: many of these processes start with an empty cache. Each thread makes the same call once, on
-// one context, and all must get the same bits. Without a GPU it reports that and returns 77.
+// one context, and all must get the same bits. Without a GPU the program reports that and returns 77.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

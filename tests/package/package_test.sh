@@ -75,7 +75,8 @@ if [ -e "$source/.git" ] && git -C "$source" rev-parse HEAD >/dev/null 2>&1; the
   git -C "$source" cat-file -e "$commit^{commit}" || fail "tandem --version prints $commit, which is no commit"
 fi
 
-# A virtual GPU's library is loaded from the folder of libtandem. Without it a sentence states that it is missing.
+# A virtual GPU's library is loaded from the folder of libtandem. Without the library a sentence states that it is
+# missing.
 cat >"$work/virtual.c" <<'EOC'
 #include <stdio.h>
 #include <tandem/tandem.h>

@@ -93,7 +93,7 @@ def test_activations_keep_their_scores(tmp_path):
     saved = {name: torch.randn(6, 50, 32, generator=make).half() for name in "qkv"} | {"scale": 0.25}
     torch.save(saved, tmp_path / "activations.pt")
     x = inputs("model", str(tmp_path / "activations.pt"), heads=4, head_dim=64, heads_k=2)
-    want = saved["q"][1].float() @ saved["k"][1].float().T * 0.25  # query head 3 has key head 1, and both the model's 1
+    want = saved["q"][1].float() @ saved["k"][1].float().T * 0.25  # both heads are head 1 of the model
     s = scores(x, head=3)
     for rows in s[:50], s[50:100]:
         assert (rows[:, :50] - want).abs().max() < 0.2

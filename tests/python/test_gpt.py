@@ -121,7 +121,7 @@ def made_up(attention, finals, weights="same"):
     ("finals", "weights", "code", "said"),
     [
         ((1.01, 1.11, 1.21), "same", 0, "within"),
-        ((1.31, 1.41, 1.51), "same", 1, "NOT within"),  # they differ by more than the spread
+        ((1.31, 1.41, 1.51), "same", 1, "NOT within"),  # the losses differ by more than the spread
         ((0.5, 1.1, 9.0), "same", 1, "NOT within"),  # the separate spread is too small
         ((1.0, float("nan"), 1.2), "same", 1, "NOT within"),
         ((1.0, 1.1, 1.2), "other", 0, "differ"),  # another library's runs may differ

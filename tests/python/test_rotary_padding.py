@@ -216,8 +216,8 @@ def test_rotary_refusals(random):
     x, cos, sin = random(1, 5, 2, 8), random(5, 4), random(5, 4)
     before = x.clone()
     for arguments, match in (
-        ((x, cos, sin, False, True, 1), "6 are needed"),
-        ((x, cos[:4], sin[:4], False, True), "5 are needed"),
+        ((x, cos, sin, False, True, 1), "must have 6 places or more"),
+        ((x, cos[:4], sin[:4], False, True), "must have 5 places or more"),
         ((x, cos, sin[:4], False, True), "must both be"),
         ((x, random(5, 5), random(5, 5), False, True), "head_dim"),
     ):

@@ -182,7 +182,7 @@ def test_unknown_classes_are_judged_by_their_code(calls):
     for parts in ((OwnSelfMixer,), (Dispatching, OwnSelfMixer)):
         with pytest.raises(tandem.Unsupported, match="its OwnSelfMixer does not call"):
             model_of(*parts)()
-        model = model_of(*parts, whole=False)()  # it never calls post_init, so that its first call is refused
+        model = model_of(*parts, whole=False)()  # the class never calls post_init: its first call is refused
         with pytest.raises(tandem.Unsupported, match="its OwnSelfMixer does not call"):
             model(x)
 

@@ -76,7 +76,7 @@ class Differences {
         ASSERT_EQ(gradient.get(n), 0) << name << " element " << n;
         continue;
       }
-      // A modification's text may have a kink. If a step crosses it, the shorter step decides.
+      // A modification's text may have a kink. If a step crosses the kink, the shorter step decides.
       const double by = gradient.get(n), long_step = off(input, n, by, 1e-4);
       if (long_step <= 0) continue;
       ASSERT_LE(off(input, n, by, 1e-6), 0)

@@ -135,7 +135,8 @@ TEST(Reference, SinkAlone) {
   EXPECT_DOUBLE_EQ(known.gradients.dsink.get(0), dlse);
 }
 
-// Two rows. The second key is hidden from the first row, so that a NaN there may reach only the second row.
+// The case has two rows. The second key is hidden from the first row, so that a NaN there may reach only the second
+// row.
 TEST(Reference, HiddenNanReachesNothing) {
   Known known("--seqlen-q 2 --seqlen-k 2 --head-dim 1 --head-dim-v 1 --causal 1");
   known.instance.k.set(1, NAN);

@@ -42,7 +42,7 @@ struct Part {
     each(p, [&](DType t, const std::byte* at) { all.push_back(load(t, at)); });
     return all;
   }
-  // True if the result has the unit of scores.
+  // Returns true if the result has the unit of scores.
   bool is_lse() const { return name.starts_with("lse") || name.starts_with("max_scores"); }
 };
 

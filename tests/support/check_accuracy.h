@@ -43,7 +43,7 @@ struct Refused : std::runtime_error {
 struct Verdict {
   std::string failure;  // empty: good; else the error and the flags that repeat it
   std::string refusal;  // why the case is not served; nothing was run
-  double worst = 0;     // the largest error seen, in units of the allowed one
+  double worst = 0;     // the largest error, in units of the allowed error
 };
 
 // Returns the reason why an engine cannot serve a call; empty if it can.

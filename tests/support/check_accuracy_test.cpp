@@ -1,4 +1,4 @@
-// The check of accuracy must pass correct results and refuse wrong ones, because otherwise it proves nothing.
+// The check of accuracy must pass correct results and refuse wrong results, because otherwise it proves nothing.
 #include "support/check_accuracy.h"
 
 #include <gtest/gtest.h>

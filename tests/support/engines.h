@@ -10,7 +10,7 @@ namespace tandem::test {
 struct NamedEngine {
   Engine run;
   Supports supports;
-  std::string flags = "";  // the flags of tandem_fuzz that choose it
+  std::string flags = "";  // the flags of tandem_fuzz that choose the engine
 };
 
 // "cpu", `oracle` (the reference in the problem's dtypes), "cuda", "cuda:N" or "vgpu:MODEL" (see gpu.h). A virtual GPU

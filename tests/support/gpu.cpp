@@ -119,7 +119,7 @@ DeviceCall::DeviceCall(const Gpu& gpu, Instance& instance, tandem_pass pass, Out
     : args(instance.args(pass, &outputs)), gpu_(gpu), pass_(pass), outputs_(outputs.all()) {
   std::vector<Tensor*> all = instance.inputs();
   all.insert(all.end(), outputs_.begin(), outputs_.end());
-  tensors_.reserve(kOperandCount + 20);  // args point into it
+  tensors_.reserve(kOperandCount + 20);  // args point into this struct
   for (const OperandInfo& operand : kOperands) copy(args.*operand.field, all, data);
   size_t n = 0;
   for (const tandem_mod** mod : {&args.score_mod, &args.mask_mod}) {

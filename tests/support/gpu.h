@@ -72,7 +72,7 @@ class Gpu {
 };
 using Gpus = std::vector<std::shared_ptr<const Gpu>>;
 
-// Returns the GPU of that name, or several virtual ones with the schedules from TANDEM_VGPU_SCHEDULE on. Throws
+// Returns the GPU of that name, or several virtual GPUs with the schedules from TANDEM_VGPU_SCHEDULE on. Throws
 // std::runtime_error if the GPU, or a virtual GPU's compiler, is missing.
 Gpus open_gpus(const std::string& name, int schedules = 1);
 

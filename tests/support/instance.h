@@ -76,12 +76,12 @@ class Instance {
   // The type of a result, or of the backward's input with the same name: 'o', 'g' or 'd' of Case::float32.
   DType result_type(char which, DType otherwise) const;
 
-  std::vector<tandem_mod_tensor> captured_[2];  // score_mod's, mask_mod's
+  std::vector<tandem_mod_tensor> captured_[2];  // tensors of score_mod, of mask_mod
   tandem_mod mods_[2];
   uint64_t dropout_seed_ = 0, dropout_offset_ = 0;
 };
 
-// The problem with other outputs: the outputs present in *outputs replace the old ones.
+// The problem with other outputs: the outputs present in *outputs replace the old outputs.
 Problem with_outputs(Problem problem, Outputs* outputs);
 
 // The number of used rows of sequence b.

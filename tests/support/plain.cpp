@@ -20,7 +20,7 @@ namespace tandem::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kLargestHalf = 65504;  // rounding a larger one may give infinity: no noise
+constexpr double kLargestHalf = 65504;  // rounding a larger number may give infinity: no noise
 
 // Half a unit in the last place of 1, and of the smallest numbers.
 struct Format {
@@ -100,7 +100,7 @@ class Arithmetic {
     if (x == 0) return x;
     if (!(std::fabs(x) < kLargestHalf)) return nearest(f.type, x);
     const double power =
-        std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the one below |x|
+        std::bit_cast<double>(std::bit_cast<uint64_t>(x) & uint64_t{0x7ff} << 52);  // the number below |x|
     return x + std::max(power * f.half_unit, f.least) * signed_unit();
   }
   // Returns a number in [-1, 1) from a linear congruential generator, because standard attention needs millions of

@@ -1,5 +1,5 @@
-// A tensor with guard bands, owned by a test. Margins before and after it, and the gaps of its strides, are NaN; a
-// check finds writes to them.
+// A tensor with guard bands, owned by a test. Margins before and after the tensor, and the gaps of its strides, are
+// NaN; a check finds writes to them.
 #pragma once
 
 #include <cstddef>

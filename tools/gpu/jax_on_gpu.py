@@ -3,7 +3,8 @@
 
     tools/gpu/jax_on_gpu.py [--seqlens 4096,8192,16384] [--out jax.json] [--cpu]
 
-Needs jax with its CUDA plugin, torch with CUDA, and tandem installed. For each length, full and causal, in bfloat16:
+The program needs jax with its CUDA plugin, torch with CUDA, and tandem installed. For each length, full and causal, in
+bfloat16:
 - out, dq, dk and dv must have the bits of the same call under torch. The error of out may be twice the error of
   standard attention by XLA;
 - times of the forward, and of forward and backward: tandem.jax, tandem under torch, and

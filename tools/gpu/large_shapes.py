@@ -9,8 +9,8 @@ take up to 1 TFLOP forward, with few or many heads and equal or unequal lengths.
 - every element of every output must be finite, and a second run must give the same bits;
 - out, lse, dq, dk and dv of two key heads are compared with float64. The error may be twice the error of standard
   attention in bfloat16 operands with float32 sums (docs/numerics.md), plus the rounding of the result.
---bounds-only leaves out the comparison, for a run under compute-sanitizer. Needs torch; TANDEM_LIBRARY names the
-library. Prints one line a shape and exits 1 if any shape fails.
+--bounds-only leaves out the comparison, for a run under compute-sanitizer. The program needs torch; TANDEM_LIBRARY
+names the library. Prints one line a shape and exits 1 if any shape fails.
 """
 
 import argparse

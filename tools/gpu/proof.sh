@@ -1,5 +1,5 @@
 # Functions that run a proof in steps and write its JSON file, whose fields docs/results/README.md explains. Other
-# scripts source it. Environment: COMMIT, SECONDS_EACH (tools/gpu/prove.sh). The caller sets `kept`, a folder or
+# scripts source this file. Environment: COMMIT, SECONDS_EACH (tools/gpu/prove.sh). The caller sets `kept`, a folder or
 # nothing: a step whose outcome is in the folder does not run again.
 # shellcheck shell=bash
 # shellcheck source=tools/gpu/common.sh

@@ -55,7 +55,7 @@ fi
 use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache}
 
-# Starts processes together without a compiled kernel. One process must compile it, and the rest must read it.
+# Starts processes together without a compiled kernel. One process must compile the kernel, and the rest must read it.
 cold() { # <processes> <threads of each>
   local pids=() code=0 compiled
   : > "$scratch/count"

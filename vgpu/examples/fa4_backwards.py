@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs FlashAttention-4's backwards for Blackwell on the virtual GPU, under several schedules, and prints a table. The
 columns are the error of the gradients over its bound, and the checker's findings in the main kernel. Another column
-shows whether the float32 sums of dq have the same bits under every schedule. Needs no GPU; run it in the environment
-that sass/cli/fa4_cubin.py describes.
+shows whether the float32 sums of dq have the same bits under every schedule. The program needs no GPU; run it in the
+environment that sass/cli/fa4_cubin.py describes.
 
   python vgpu/examples/fa4_backwards.py build/release/tandem ptx --schedules 6
 

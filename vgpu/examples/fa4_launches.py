@@ -36,7 +36,7 @@ def scales(shape):
 
 
 def tensor(buffer, sizes, strides):
-    """A tensor in global memory; strides: in elements, of all dimensions but the one with stride 1."""
+    """A tensor in global memory; strides: in elements, of all dimensions but the dimension with stride 1."""
     layout = [{"i32": sizes}] + ([{"i64": strides}] if strides else [])
     return {"struct": [{"pointer": buffer}, *layout]}
 

@@ -215,7 +215,7 @@ def compile_case(case, arch):
             return MULTIPROCESSORS[arch] // cluster_size
 
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
-    torch.cuda.current_device = lambda: 0  # the check of semaphores needs it
+    torch.cuda.current_device = lambda: 0  # the check of semaphores needs a device number
     from flash_attn.cute import interface
 
     @cute.jit

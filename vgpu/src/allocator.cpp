@@ -9,7 +9,7 @@
 namespace tandem::vgpu {
 namespace {
 
-constexpr size_t kAlignment = 256;  // as the CUDA driver gives it
+constexpr size_t kAlignment = 256;  // alignment of the CUDA driver's memory
 
 uintptr_t place_of(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
@@ -46,7 +46,8 @@ Status Allocator::free(void* address) {
   const std::lock_guard lock(mutex_);
   const auto found = allocations_.find(place_of(address));
   if (found == allocations_.end()) {
-    return Status::invalid(str_cat("address (", place_of(address), ") must be an allocation that has not been freed"));
+    return Status::invalid(str_cat("address (", place_of(address),
+                                   ") must be an allocation that has not been freed: pass such an address"));
   }
   const Allocation freed = found->second;
   allocations_.erase(found);

@@ -12,7 +12,7 @@
 
 namespace tandem::vgpu {
 
-// Several threads may use it at once. The destructor frees all remaining allocations.
+// Several threads may use this object at once. The destructor frees all remaining allocations.
 class Allocator {
  public:
   explicit Allocator(int64_t capacity) : capacity_(capacity) {}
@@ -28,7 +28,8 @@ class Allocator {
   Status check(const char* what, const void* address, size_t bytes) const;
   void written(const void* address, size_t bytes);
 
-  // Returns all allocations, for a launch that does not name its buffers. Afterwards they count as written.
+  // Returns all allocations, for a launch that does not name its buffers. Afterwards these allocations count as
+  // written.
   std::vector<Buffer> buffers();
 
  private:

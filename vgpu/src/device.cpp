@@ -66,7 +66,7 @@ class VirtualModule final : public gpu::Module {
   const std::shared_ptr<const ptx::Module> module_;
   const Model model_;
   std::mutex mutex_;                            // guards the entries, which are decoded on first use
-  std::map<std::string, KernelEntry> entries_;  // their addresses stay
+  std::map<std::string, KernelEntry> entries_;  // addresses of entries never change
 };
 
 // Streams need no order: a handle is an address that is never dereferenced.

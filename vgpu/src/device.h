@@ -25,12 +25,12 @@ struct Outcome {
 
 struct Options {
   RunOptions run = {};
-  int32_t sm_count = 0;  // other than the model's
+  int32_t sm_count = 0;  // another number than the model has
   bool check = true;
   bool letter = true;  // false: findings by the letter are omitted
   // Creates an observer of a launch in place of the checker, such as a trace or a timing model. May return null.
   std::function<std::shared_ptr<Observer>(const LaunchDescription&, const Model&)> observe = {};
-  // Receives every launch. Without it, findings are printed to standard error.
+  // Receives every launch. Without this function, findings are printed to standard error.
   std::function<void(const Outcome&)> report = {};
 };
 

@@ -25,7 +25,7 @@ Status read_count(const char* name, int most, const char* meaning, int* count) {
 Status read_switch(const char* name, bool* on) {
   const std::string_view text = variable(name);
   if (!text.empty() && text != "on" && text != "off")
-    return Status::invalid(str_cat(name, " (\"", text, "\") must be \"on\" or \"off\""));
+    return Status::invalid(str_cat(name, " (\"", text, "\") must be \"on\" or \"off\": choose one of them"));
   *on = text != "off";
   return {};
 }

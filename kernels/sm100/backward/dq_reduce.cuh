@@ -20,7 +20,7 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
   PipelineState<T.dq_stages> place;
   u32 steps = 0;
   auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* semaphore, int before) {
-    // The last addition from this buffer has then read it.
+    // Afterwards the last addition from this buffer has read the buffer.
     if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
     named_sync(kDqSync, 128);
     float4* const to = reinterpret_cast<float4*>(s.dq[place.index]) + threadIdx.x % 128;

@@ -30,7 +30,7 @@ struct Visibility {
   TANDEM_DEVICE bool masks(int m_block) const {
     return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
-  // True if some of the queries [first, end) sees the key.
+  // Returns true if some of the queries [first, end) sees the key.
   TANDEM_DEVICE bool sees_some(int first, int end) const {
     return seen.begin < end && (!T.options.bounded_left || first < seen.end);
   }
@@ -124,7 +124,7 @@ TANDEM_DEVICE void no_probabilities(float (&x)[kChunk], u32 (&rounded)[kChunk / 
   }
 }
 
-// dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept ones are divided by the keep
+// dS = P (dP - delta) of chunk c, rounded. With dropout, dropped dP count as 0, and kept dP are divided by the keep
 // probability. sum: the sum over all dS, if the caller needs it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void make_ds(u32 (&ds)[kChunk / 2], const float (&probabilities)[kChunk], const float (&dp)[kChunk],

@@ -1,5 +1,5 @@
 // Attention backward for Blackwell: dq, dk and dv from q, k, v, dout, the log-sum-exp and delta
-// (prepost/bwd_preprocess.cuh). Tested on the virtual GPU, not yet on hardware.
+// (prepost/bwd_preprocess.cuh). The kernel has run on the virtual GPU, not yet on hardware.
 //
 // A CTA takes n_blocks of a key head and keeps their 128 keys and values. The CTA iterates over the queries that see
 // them, 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over

@@ -35,7 +35,7 @@ struct ScoreTile {
   const BackwardParams& p;
   ScoreTileShared<T>& s;
   Dropout dropout;
-  const int warp, lane, row, first_query;  // row: the key's, in a tile; first_query: in a chunk
+  const int warp, lane, row, first_query;  // row: of the key in a tile; first_query: in a chunk
   u32 parity = 0;
 
   TANDEM_DEVICE ScoreTile(const BackwardParams& params, ScoreTileShared<T>& shared)
@@ -56,7 +56,7 @@ struct ScoreTile {
     __syncthreads();
     grid_dependency_wait();
   }
-  // All warps have then read the last tile.
+  // Afterwards all warps have read the last tile.
   TANDEM_DEVICE void end() const {
     if (warp == 0) tmem_free<1>(s.tensor_memory, T.kTmemColumns);
   }

@@ -28,7 +28,7 @@ struct TwoCtaBarriers {
   u64 qt_empty, doutt_empty;
   u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
   u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: received in both CTAs
-  u64 tile_signalled, tile_read;  // next tile's number received; leader: other CTA read it
+  u64 tile_signalled, tile_read;  // next tile's number received; leader: read by other CTA
   int next_tile;
 };
 
@@ -112,7 +112,7 @@ TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
   return p.counter + (T.accumulators == Accumulators::dv ? 1 : 0);
 }
 
-// Reads tile `tile_idx`. Whole warps must call it. n_block -1: no tiles remain.
+// Reads tile `tile_idx`. Whole warps must call this function. n_block -1: no tiles remain.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE NBlockWork wait_for_tile(SharedStorage<T>& s, u32 tile_idx) {
   mbarrier_wait(T.two_cta ? &s.k_tma_full : s.k_full(), tile_idx & 1);
@@ -147,7 +147,7 @@ TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
   }
 }
 
-// Called by one thread. kernel.cuh lists the arrivals.
+// One thread calls this function. kernel.cuh lists the arrivals.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   constexpr int kComputeWarps = 4 * T.kComputing;

@@ -11,7 +11,7 @@ struct TmaRows {
   int row, head, batch;
 };
 
-// Each operand of an iteration has one buffer. The buffer is free after its product: S, dP, dV, or dK (issued after the
+// Each operand of an iteration has one buffer. The product that frees the buffer is S, dP, dV, or dK (issued after the
 // next S). -lse and delta have two buffers; dK of the iteration frees a buffer.
 template <Sm100BackwardConfig T>
 struct TwoCtaLoads {
@@ -92,7 +92,7 @@ TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
     mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }
 
-// Signals the leader after operands have arrived. Before that it zeroes rows beyond a sequence.
+// Signals the leader after operands have arrived. Before the signal it zeroes rows beyond a sequence.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   const int lane = threadIdx.x % 32, own_queries = cta_rank<T>() * T.q_box_rows();

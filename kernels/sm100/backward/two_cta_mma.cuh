@@ -143,7 +143,7 @@ TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T
   }
 }
 
-// The thread of this role in the other CTA: it signals the leader when its half of dS has arrived.
+// The thread of this role in the other CTA signals the leader when its half of dS has arrived.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
   u32 steps = 0;

@@ -77,7 +77,7 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
     bool lost = false;
     for (int block = 0; block < kBlocks; ++block, out.advance()) {
-      // The last store from this buffer has then read it.
+      // Afterwards the last store from this buffer has read the buffer.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);
       tcgen05_fence_after();

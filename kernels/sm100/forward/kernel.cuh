@@ -1,5 +1,5 @@
-// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. Tested on the virtual GPU, not yet
-// on hardware. One CTA per SM takes work tiles of two 128-row tiles, the longest first (varlen: from the list of
+// Attention forward for Blackwell: out = softmax(scale q k^T) v and its log-sum-exp. The kernel has not run on
+// hardware. One CTA per SM takes work tiles of two 128-row tiles, the longest first (varlen: from the list of
 // schedule()). S, P and O stay in tensor memory. The tiles alternate on the tensor core, so that the softmax of one
 // overlaps the products of the other. The next work tile (') begins before the last values of this one are multiplied:
 //

@@ -49,7 +49,7 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
 
 // CLC: the hardware gives this cluster the work of clusters that have not begun. The longest tiles come first, and no
 // counter is needed. Both CTAs read the response before they load the queries of its work tile. The slot is used again
-// two work tiles later, after the products of the first one.
+// two work tiles later, after the products of the first work tile.
 template <Sm100ForwardConfig T>
 struct ClcQuery {
   SharedStorage<T>& s;
@@ -71,7 +71,7 @@ struct ClcQuery {
   }
 };
 
-// True if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
+// Returns true if the work tile of this slot must be repeated. In a CTA pair both CTAs repeat it if rows of either have
 // overflowed.
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE bool has_overflowed(SharedStorage<T>& s, const PipelineState<kWorkSlots>& slot) {

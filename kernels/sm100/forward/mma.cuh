@@ -147,8 +147,8 @@ struct Products {
     s_ring[i].advance();
     return now;
   }
-  // Issues the PV products of the preceding iteration and the QK products of this one. With one tile the QK products
-  // come first, because their softmax runs afterwards.
+  // Issues the PV products of the preceding iteration and the QK products of this iteration. With one tile the QK
+  // products come first, because their softmax runs afterwards.
   TANDEM_DEVICE void turn(TileSteps<T>& at) {
     const PipelineState<T.ring_slots()> keys = ring;
 #pragma unroll

@@ -12,7 +12,7 @@
 
 constexpr int kChunk = 32;  // columns of scores that a thread loads at once
 
-// True if pair n of a chunk uses the FMA units; such pairs are spread evenly.
+// Returns true if pair n of a chunk uses the FMA units; such pairs are spread evenly.
 template <Sm100ForwardConfig T>
 constexpr bool on_fma_units(int n) {
   return (n + 1) * T.ex2_emu_pairs / 16 > n * T.ex2_emu_pairs / 16;

@@ -42,7 +42,7 @@ struct TmemRows {
   TANDEM_DEVICE void signal_p_after(int chunk) {
     if (chunk == T.first_part() / kChunk - 1) signal_p(0);
   }
-  // Returns the sum of this iteration's probabilities. Called before they are signalled.
+  // Returns the sum of this iteration's probabilities. The call comes before the probabilities are signalled.
   TANDEM_DEVICE float sum_of_p() const {
     float sum = 0;
     tmem_wait_store();
@@ -82,8 +82,8 @@ struct TmemRows {
 template <Sm100ForwardConfig T>
 struct Softmax {
   static constexpr int kChunks = T.tile_n / kChunk;
-  // True if masked and other iterations share one code path, which computes every maximum and uses only the exponential
-  // unit.
+  // True if masked and other iterations share one code path, which computes every maximum and uses only the
+  // exponential unit.
   static constexpr bool kOneKind = !T.lazy_max() && T.ex2_emu_pairs == 0;
 
   const ForwardParams& p;
@@ -113,7 +113,8 @@ struct Softmax {
     return Exponents(scale, softmax.row_max);
   }
 
-  // An iteration that computes the maximum and hides some scores. With kOneKind it hides scores only if it must.
+  // An iteration that computes the maximum and hides some scores. With kOneKind this function hides scores only if a
+  // mask requires it.
   TANDEM_DEVICE void masked_block(int n_block) {
     float x[kChunks][kChunk], largest = -kInfinity;
     const VisibleChunks<T> chunks(keys, n_block);

@@ -1,11 +1,11 @@
-// A bias as the only score option of the Hopper backward. A warp copies it to shared memory, with queries in rows as in
-// global memory. A thread reads the columns of its two keys.
+// A bias as the only score option of the Hopper backward. A warp copies the bias to shared memory, with queries in rows
+// as in global memory. A thread reads the columns of its two keys.
 #pragma once
 #include "device/bias_tile.cuh"
 #include "device/score_mod.cuh"
 #include "sm90/backward/warpgroup_tile.cuh"
 
-// Threads of a warp read eight keys of every second query. The swizzle avoids bank conflicts between them.
+// Threads of a warp read eight keys of every second query. The swizzle avoids bank conflicts between these threads.
 template <Sm90BackwardConfig T>
 struct BiasPlace {
   static constexpr int kPitch = 64 * bytes_of(T.options.bias), kShift = T.options.bias == Bias::f32 ? 5 : 4;

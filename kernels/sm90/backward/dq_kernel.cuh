@@ -2,7 +2,7 @@
 // kernel has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread
 // loads.
 //
-// A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last one stores dq. The order,
+// A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last CTA stores dq. The order,
 // and so the result, does not depend on the chunks.
 #pragma once
 #include "device/pipeline_state.cuh"
@@ -240,7 +240,7 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
   launch_dependents();
   const DqTile<T> tile(p);
   __syncthreads();
-  // The last CTA to read the chunk advances the counter to the next one.
+  // The last CTA to read the chunk advances the counter to the next chunk.
   if (threadIdx.x == 0 && add_acquire_release(p.counter + 2, 1) == static_cast<int>(gridDim.x) - 1) {
     p.counter[0] = 0;
     p.counter[1] += 1;

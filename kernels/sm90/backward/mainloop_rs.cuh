@@ -14,7 +14,7 @@ struct RsOrder {
   // core has accepted the product, the fence waits for these stores, and dP waits for the fence.
   static constexpr bool kDqFirst = T.staged();
   static constexpr bool kDkFirst = T.tile_m > 64 || !kScoresAhead || kDqFirst;
-  // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without.
+  // Overlaps dV with the computation of dS: 2 % faster under a causal mask, no gain without a mask.
   static constexpr bool kDvFirst = T.tile_m > 64 && T.options.bounded_right && !T.options.bounded_left;
   // The position of the fence after the stores of dS. dq multiplies dS only in the next iteration, so that the fence
   // can overlap other products.

@@ -44,8 +44,8 @@ struct SharedStorage {
   alignas(8) u64 k_full, v_full, kv_empty;
   u64 q_full[T.q_stages], q_empty[T.q_stages], dout_full[T.dout_stages], dout_empty[T.dout_stages];
   u64 ds_full[2], ds_empty[2], p_full, p_empty, dq_slot_free[T.dq_parts()], dq_slot_full[T.dq_parts()][T.dq_threads()];
-  // Valid after dq_slot_free if dq is not staged: the address of the sums, and whether the first n_block stores instead
-  // of adding. For single_n_block: the caller's first row of dq, and the number of rows from there on.
+  // Values for a dq that is not staged, valid after dq_slot_free: the address of the sums, and whether the first
+  // n_block stores. For single_n_block: the caller's first row of dq, and the number of rows from there on.
   float4* dq_to[T.dq_parts()];
   int dq_is_first_or_rows[T.dq_parts()];
   NBlockWork tile;  // valid after k_full; n_block -1: no more tiles

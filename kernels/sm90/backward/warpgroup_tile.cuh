@@ -96,7 +96,7 @@ struct WarpgroupTile {
   const BackwardParams& p;
   SharedStorage<T>& s;
   const WarpgroupThread<T>& thread;
-  const int cta_pair_n_block, n_block;  // the CTA's or pair's; the CTA's own
+  const int cta_pair_n_block, n_block;  // tile of the CTA or pair; tile of the CTA alone
   const SequenceCoords sequence;
   const decltype(band_of<T>(p, sequence)) band;
   int first_query;                   // first query of this or the next iteration's scores

@@ -1,6 +1,6 @@
-// A bias in the Hopper forward. Two warps copy it to shared memory; each serves every second warpgroup. A warp copies
-// the rows of an n_block after the warpgroup has read the preceding n_block's. The threads of the warpgroup load the
-// values that their fragments need.
+// A bias in the Hopper forward. Two warps copy the bias to shared memory; each serves every second warpgroup. A warp
+// copies the rows of an n_block after the warpgroup has read the rows of the preceding n_block. The threads of the
+// warpgroup load the values that their fragments need.
 #pragma once
 #include "device/bias_tile.cuh"
 #include "device/fragment_softmax.cuh"
@@ -42,7 +42,7 @@ struct BiasLoader {
   const ForwardParams& p;
   SharedStorage<T>& s;
   const BiasLayout<T.options.bias> bias;
-  u32 parities = 0;  // next n_block's, one bit per warpgroup
+  u32 parities = 0;  // phases of the next n_block, one bit per warpgroup
   BiasUnderWay under_way;
 
   TANDEM_DEVICE BiasLoader(const ForwardParams& params, SharedStorage<T>& shared)

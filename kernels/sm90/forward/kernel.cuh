@@ -2,8 +2,8 @@
 //
 // One CTA per SM takes tiles from a counter, the longest first (varlen: from the list of schedule()). A tile has 64
 // rows per MMA warpgroup; a warpgroup skips iterations that its rows do not see. One warp loads with TMA. Warpgroups
-// may alternate on the tensor core ("->": signals the next one), so that one's softmax overlaps the other's products.
-// Each issues the next q k^T before it waits for p v:
+// may alternate on the tensor core ("->": signals the next), so that the softmax of one overlaps the products of
+// another. Each issues the next q k^T before it waits for p v:
 //
 //    load        | warpgroup 0              | warpgroup 1
 //    K1, Q, K0   | S = Q K1              -> |

@@ -86,9 +86,9 @@ TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const
   }
 }
 
-// One thread loads queries, and keys and values from last to first. During the first loads it takes the next tile and
-// loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles are left.
-// Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
+// One thread loads queries, and keys and values from last to first. During the first loads the thread takes the next
+// tile and loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles
+// are left. Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
@@ -99,7 +99,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   int counted = blockIdx.x - gridDim.x;
   // The current tile: its remaining iterations, and the position of its keys.
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
-  [[maybe_unused]] const int* next_step = nullptr;  // block mask: entry after n_block's; begin is unused
+  [[maybe_unused]] const int* next_step = nullptr;  // block mask: the entry after n_block; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
   auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
                         int n_block, int turn) {

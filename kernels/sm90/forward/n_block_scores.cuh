@@ -51,7 +51,7 @@ TANDEM_DEVICE void ask_ahead(const Fragments<T>& f, const WorkRows<T>& rows, con
   }
 }
 
-// True if some rows of the warpgroup may not see some of the keys.
+// Returns true if some rows of the warpgroup may not see some of the keys.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE bool hides(const NBlockSteps<T>& at, int n_block) {
   return n_block >= at.own.unmasked_end || (T.options.bounded_left && n_block < at.own.unmasked_begin);

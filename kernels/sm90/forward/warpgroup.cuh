@@ -114,8 +114,8 @@ struct Warpgroup {
   }
 
   // Zeroes values beyond the sequence, because they are undefined and 0 * NaN is NaN. The last iteration of the tile
-  // contains them. All warpgroups must call it, even if they do not need it: a warpgroup that skipped the barrier could
-  // arrive for its next tile.
+  // contains them. All warpgroups must call this function, even if they do not need it: a warpgroup that skipped the
+  // barrier could arrive for its next tile.
   TANDEM_DEVICE void zero_v_tail(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) const {
     if constexpr (T.options.varlen) {
       const int left = tile.k_len - n_block * T.tile_n;

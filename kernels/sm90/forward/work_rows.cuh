@@ -7,8 +7,8 @@
 
 template <Sm90ForwardConfig T>
 struct WorkRows {
-  // Loaded when needed. If registers suffice it is loaded at the start of the tile, which is 2 % faster for short
-  // tiles.
+  // Tile coordinates are loaded when they are needed. If registers suffice, they are loaded at the start of the tile,
+  // which is 2 % faster for short tiles.
   static constexpr bool kAtOnce = !T.options.varlen && !T.options.block_mask && T.registers() > 160;
 
   const ForwardParams& p;
@@ -24,8 +24,8 @@ struct WorkRows {
 
   TANDEM_DEVICE TileCoords tile() const { return kAtOnce ? known : work.tile<T>(p); }
   TANDEM_DEVICE TileCoords result_tile() const { return result_coords<T>(p, tile(), work.index); }
-  // The warpgroup's first row, and the number of rows of the sequence from it on. Both are computed where
-  // they are needed, like the thread's rows, because registers would be live through the main loop.
+  // The warpgroup's first row, and the number of rows of the sequence from it on. These numbers are computed where they
+  // are needed, like the thread's rows, because registers that hold them would be live through the main loop.
   TANDEM_DEVICE int first_row() const { return tile().m_block * T.tile_m() + w.index * 64; }
   TANDEM_DEVICE int rows_left() const { return (tile().q_rows << log2_of(p.pack_gqa)) - first_row(); }
   TANDEM_DEVICE Row own_row(int i) const {
@@ -33,11 +33,12 @@ struct WorkRows {
     asm volatile("" : "+r"(row));
     return Row(p, tile(), row);
   }
-  // True if row i of this thread is a query of the sequence. Unused rows have undefined values and must not count.
+  // Returns true if row i of this thread is a query of the sequence. Unused rows have undefined values and must not
+  // count.
   TANDEM_DEVICE bool is_used(int i) const { return !T.options.varlen || own_row(i).query < tile().q_len; }
 };
 
-// The n_blocks of a tile that 64 rows see. The range has at least one.
+// The n_blocks of a tile that 64 rows see. The range has at least one n_block.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords& tile, const NBlockRange& all,
                                        int first_row) {
@@ -76,7 +77,7 @@ struct NBlockSteps {
     if (steps > 2) ahead = *list++;
     return n_block_of(bits);
   }
-  // True if the current iteration hides nothing.
+  // Returns true if the current iteration hides nothing.
   TANDEM_DEVICE bool is_whole(int n_block) const {
     return state == BlockState::full && n_block < own.unmasked_end &&
            (!T.options.bounded_left || n_block >= own.unmasked_begin);

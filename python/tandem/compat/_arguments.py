@@ -36,7 +36,7 @@ def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
         return x if x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
     except RuntimeError:
         kind = "nested" if x.is_nested else str(x.layout).rpartition(".")[2]
-        raise TypeError(f"{name} ({kind}) must be a plain tensor, of one shape and with strides") from None
+        raise TypeError(f"{name} ({kind}) must be a plain tensor, of one shape and with strides: convert it") from None
 
 
 def sink_for(q: torch.Tensor, sink: torch.Tensor | None, name: str) -> torch.Tensor | None:
@@ -94,7 +94,7 @@ def cap(softcap: Any) -> Any:
 
 
 def splits(num_splits: Any) -> Any:
-    """Less than 1 leaves the number of splits to the plan."""
+    """Converts num_splits: a number below 1 leaves the choice to the plan."""
     return None if isinstance(num_splits, int) and num_splits < 1 else num_splits
 
 

@@ -76,7 +76,7 @@ def _is_module_class(x: Any) -> bool:
 
 @functools.cache
 def _dispatches(cls: type) -> bool:
-    """True if a method of the class gets a function from an AttentionInterface."""
+    """Returns True if a method of the class gets a function from an AttentionInterface."""
     return any(_calls_interface(code, names) for code, names in _codes(cls))
 
 
@@ -107,7 +107,7 @@ def _takes_mask(cls: type, exact: bool) -> bool:
 
 
 def _reads_booleans(cls: type) -> bool:
-    """True if the class's code distinguishes boolean masks from additive ones."""
+    """Returns True if the class's code distinguishes boolean masks from additive ones."""
     names = {name for code, _ in _codes(cls) for name in code.co_names}
     return "logical_not" in names or "logical_and" in names or {"dtype", "bool"} <= names
 
@@ -127,8 +127,8 @@ def _instructions(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _codes(cls: type) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """Returns the code of the class's methods, inherited ones included, and of the functions of their modules that
-    these call.
+    """Returns the code of the class's methods, also of inherited methods, and of functions that a method calls in its
+    module.
     """
     seen: set[types.CodeType] = set()
     for base in cls.__mro__:

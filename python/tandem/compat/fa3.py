@@ -187,7 +187,7 @@ def flash_attn_with_kvcache(
     sm_margin=0,
     return_softmax_lse=False,
 ):
-    """tandem.compat.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys. No gradient.
+    """tandem.compat.flash_attn.flash_attn_with_kvcache, also for packed q and packed new keys, without a gradient.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q; k and v (batch, seqlen_new,
     heads_k, head_dim), or (total_new, ...) with cu_seqlens_k_new. rotary_seqlens (batch, int32) takes the place of
@@ -201,7 +201,7 @@ def flash_attn_with_kvcache(
         is_tensor(x, name)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
     options.update(alibi_slopes=None, num_splits=splits(num_splits))
-    # A window that hides nothing is none, and then every query stands at the same place.
+    # A window that hides nothing is dropped, so that every query has the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)
     local = (left is not None and left < k_cache.shape[1] - 1) or (right is not None and right < seqlen_q - 1)

@@ -174,7 +174,7 @@ def flash_attn_combine(
 
 
 class SchedulerMetadata(NamedTuple):
-    """FlashAttention-4's plan of a call, by its names. All of them are None."""
+    """FlashAttention-4's plan of a call, with its field names. All fields are None."""
 
     num_m_blocks_ptr: Any = None
     num_splits_dynamic_ptr: Any = None

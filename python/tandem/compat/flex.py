@@ -211,7 +211,7 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
 
 
 def _serves_blocks(block_mask: BlockMask, query: Tensor, key: Tensor) -> bool:
-    """True if query's device reads lists of this block size."""
+    """Returns True if query's device reads lists of this block size."""
     sizes = zip(block_mask.BLOCK_SIZE, (query.shape[2], key.shape[2]))
     return not query.is_cuda or all(size % _BLOCK_OF_GPUS == 0 or size >= length for size, length in sizes)
 
@@ -258,7 +258,7 @@ class _Made(NamedTuple):
 
     expression: Mod
     sizes: tuple[Any, ...]
-    lists: tuple[tuple[Tensor, int], ...]  # each with its version, which counts its writes
+    lists: tuple[tuple[Tensor, int], ...]  # each tensor with its version, which counts writes
 
     @classmethod
     def of(cls, block_mask: BlockMask, text: Mod) -> _Made:
@@ -293,7 +293,7 @@ def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
 
 
 def _is_noop(block_mask: BlockMask) -> bool:
-    """True if the blocks are the whole mask. torch may have copied noop_mask, so that its code decides."""
+    """Returns True if the blocks are the whole mask. torch may have copied noop_mask, so that its code decides."""
     return getattr(block_mask.mask_mod, "__code__", None) is noop_mask.__code__
 
 
@@ -431,6 +431,6 @@ def _visible(mask: Tensor, size_q: int, size_k: int) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the number of blocks in each row, and their indices, these first."""
+    """Returns the number of blocks in each row, and the row's indices with these blocks first."""
     count = blocks.sum(-1, dtype=torch.int32)
     return count, torch.argsort(blocks.to(torch.int8), dim=-1, descending=True, stable=True).to(torch.int32)

@@ -39,11 +39,11 @@ def patch() -> Patch:
 
     Covers flash_attn, flash_attn.flash_attn_interface, .bert_padding and .layers.rotary (tandem.flash_attn),
     flash_attn.cute (tandem.fa4), and flash_attn_interface (tandem.fa3). importlib.util.find_spec and
-    importlib.metadata.version("flash-attn") report Tandem's modules. Call it before libraries that use flash_attn are
-    imported; their earlier imports do not change.
+    importlib.metadata.version("flash-attn") report Tandem's modules. Call patch() before libraries that use flash_attn
+    are imported; their earlier imports do not change.
 
     Returns an object whose undo() restores the earlier state; as a context manager it does so at the end of the block.
-    Patches may be nested: the last undo restores it.
+    Patches may be nested: the last undo restores that state.
     """
     return Patch()
 

@@ -5,8 +5,8 @@
     torch.nn.attention.restore_flash_attention_impl()  # ends it
 
 torch's flash attention (scaled_dot_product_attention with its flash backend, and varlen_attn) then runs Tandem's
-kernels, forward and, on Hopper GPUs, backward. Calls that Tandem does not serve run torch's kernels; either reads the
-other's out and logsumexp. torch still chooses the backend:
+kernels, forward and, on Hopper GPUs, backward. Calls that Tandem does not serve run torch's kernels; Tandem and torch
+read each other's out and logsumexp. torch still chooses the backend:
 ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` selects this one where torch prefers cuDNN.
 
 Importing this module registers the name "Tandem", which needs torch 2.11 or later.
@@ -54,7 +54,7 @@ class _Registration:
 
 
 def _or(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Calls ours, or theirs if ours refuses the call."""
+    """Calls Tandem's function, or torch's if Tandem's refuses the call."""
 
     def kernel(keyset: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -86,7 +86,7 @@ def _record(
 
 
 def _may_hide_all(call_args: CallArgs, max_q: int, max_k: int) -> bool:
-    """True if a query may see no key: torch's lse is then +inf and Tandem's -inf."""
+    """Returns True if a query may see no key: torch's lse is then +inf and Tandem's -inf."""
     named = ("cu_seqlens_q", "seqused_k")
     return (
         any(call_args.get(name) is not None for name in named)

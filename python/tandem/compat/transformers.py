@@ -7,9 +7,9 @@ Importing this module registers the name "tandem" with transformers' AttentionIn
 name then also works wherever transformers is used underneath, as in sentence-transformers
 (``model_kwargs={"attn_implementation": "tandem"}``).
 
-A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass it becomes a few
-options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that see each other,
-chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
+A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass such a mask
+becomes a few options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that
+see each other, chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Options = dict[str, Any]  # keyword arguments of tandem.attention
 class CompactMask(torch.Tensor):
     """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
 
-    All code except `tandem_attention` can use it as the array. The first torch operation on it builds the array, which
+    All code except `tandem_attention` can use this mask as the array. The first torch operation builds the array, which
     then replaces the options.
     """
 
@@ -78,7 +78,7 @@ class CompactMask(torch.Tensor):
     def whole(self) -> torch.Tensor:
         """Returns the array, which the first call builds."""
         if self._whole is None:
-            # The caller may write to the array, so that the options may no more describe it.
+            # The caller may write to the array, which the options then do not describe.
             self._whole, self.options = self._build(), None
         return self._whole
 
@@ -140,7 +140,7 @@ def _pattern(mask_function: Callable) -> Optional[_Pattern]:
 
 
 def _packed(segments: torch.Tensor) -> Options:
-    """Returns the lengths of the packed sequences of (batch, seqlen) tokens. Reads from the device."""
+    """Returns the lengths of the packed sequences of (batch, seqlen) tokens. The function reads from the device."""
     first = torch.ones_like(segments, dtype=torch.bool)
     first[:, 1:] = segments[:, 1:] != segments[:, :-1]
     starts = first.flatten().nonzero().flatten()
@@ -346,7 +346,8 @@ def tandem_attention(
 
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        # As in scaled_dot_product_attention, one query sees all keys, and the first of several matches the first key.
+        # As in scaled_dot_product_attention, one query sees all keys, and the first of several queries matches the
+        # first key.
         options: Options = {"causal": True, "alignment": "top_left"} if causal and query.shape[2] > 1 else {}
     elif (
         isinstance(attention_mask, CompactMask)

@@ -72,7 +72,7 @@ def attention(
     mask : booleans of such a shape: True where a query sees a key.
     scale : factor of the products q k^T; None: 1 / sqrt(head_dim).
     is_causal : query i sees no key beyond position i + offset. alignment defines offset.
-    query_seq_lengths, key_value_seq_lengths : (batch) int32, used rows. Rows beyond them give 0.
+    query_seq_lengths, key_value_seq_lengths : (batch) int32, used rows. Rows beyond these lengths give 0.
     local_window_size : (left, right) or one number for both; None is unbounded.
     return_residual : also return the logarithm of each softmax's sum, (batch, seqlen_q, heads_q) float32, which has
         gradients.
@@ -202,12 +202,12 @@ def _array(x: Any, name: str) -> jax.Array:
     if isinstance(x, jax.Array):
         return x
     if not hasattr(x, "__array__"):
-        raise TypeError(f"{name} ({type(x).__name__}) must be an array of JAX or numpy")
+        raise TypeError(f"{name} ({type(x).__name__}) must be an array of JAX or numpy: convert it")
     return jnp.asarray(x)
 
 
 def _bias_of(bias: Any, mask: Any) -> Any:
-    """One bias for both arguments. A boolean one is a mask."""
+    """One bias for both arguments. A boolean bias is a mask."""
     given = {"bias": bias, "mask": mask}
     arrays = {name: _array(x, name) for name, x in given.items() if x is not None}
     for name, x in arrays.items():
@@ -252,7 +252,9 @@ def _seed_words(seed: Any) -> Any:
         low = seed.astype(jnp.uint32)
         return jnp.stack([low, jnp.where(seed < 0, jnp.uint32(2**32 - 1), jnp.uint32(0))])
     if seed.dtype != jnp.uint32 or seed.shape not in ((2,), (4,)):
-        raise ValueError(f"seed ({seed.dtype} of shape {seed.shape}) must be an integer, a key, or two uint32")
+        raise ValueError(
+            f"seed ({seed.dtype} of shape {seed.shape}) must be an integer, a key, or two uint32: convert it"
+        )
     return seed
 
 
@@ -284,11 +286,11 @@ def _use_segments(
     if others:
         raise ValueError(f"segment_ids must be passed without {others[0]}: segments are separate sequences")
     if "alibi_slopes" in arrays and arrays["alibi_slopes"].ndim != 1:
-        raise ValueError("alibi_slopes must be (heads_q) with segment_ids")
+        raise ValueError("alibi_slopes must be (heads_q) with segment_ids: pass slopes of all sequences")
     if any(Operation(False, (), (), (), (x,)).mentions("batch") for x in expressions):
         raise ValueError("score_mod and mask_mod must not read batch with segment_ids: a segment has no such number")
     if any(arrays[name].ndim != 4 for name in ("q", "k", "v")):
-        raise ValueError("query, key and value must have a batch with segment_ids")
+        raise ValueError("query, key and value must have a batch with segment_ids: add a dimension of 1")
     arrays["rows_q"], arrays["rows_k"], served = rows_of(segment_ids, max_segments, arrays["q"], arrays["k"])
     return served
 

@@ -26,7 +26,7 @@ _BFLOAT = 4
 
 
 def device_type(arrays: Sequence[Any]) -> int:
-    """DLPack's device type of the arrays; of traced ones the default device's."""
+    """DLPack's device type of the arrays; for traced arrays the default device's."""
     concrete = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
     default = jax.config.jax_default_device
     if len(concrete) == len(arrays):
@@ -46,7 +46,9 @@ def _described(x: Any, name: str, device: int) -> tuple[Any, ...]:
     dtype = np.dtype(x.dtype)
     code = _BFLOAT if dtype == jnp.bfloat16 else _CODES.get(dtype.kind)
     if code is None or dtype.itemsize > 8 or jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 2:
-        raise TypeError(f"{name}.dtype ({dtype.name}) must be bool, an integer, or a float of 16 to 64 bits")
+        raise TypeError(
+            f"{name}.dtype ({dtype.name}) must be bool, an integer, or a float of 16 to 64 bits: convert it"
+        )
     strides = tuple(math.prod(x.shape[d + 1 :]) for d in range(len(x.shape)))
     return 0, device, 0, code, 8 * dtype.itemsize, tuple(x.shape), strides, False, x
 

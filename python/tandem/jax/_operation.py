@@ -43,7 +43,7 @@ class Expression(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A pass without its arrays, hashable, so that traced functions are kept for each one.
+    """A pass without its arrays, hashable, so that traced functions are kept for each pass.
 
     options: a call's options in the form of tandem._binding.
     """
@@ -56,7 +56,7 @@ class Operation(NamedTuple):
     float32: frozenset[str] = frozenset()  # outputs of this type
 
     def mentions(self, variable: str) -> bool:
-        """True if an expression reads batch or head."""
+        """Returns True if an expression reads batch or head."""
         return any(re.search(rf"\b{variable}\b", expression.text) for expression in self.expressions)
 
     @property
@@ -125,7 +125,7 @@ def _as_varying(result: jax.ShapeDtypeStruct, x: Any) -> jax.ShapeDtypeStruct:
 
 
 def call(operation: Operation, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-    """The custom call. Segments are packed before it."""
+    """The custom call. Segments are packed before the call."""
     arrays = dict(zip(operation.inputs, inputs))
     results = {name: result_of(name, operation, arrays) for name in operation.outputs}
     if "rows_q" not in arrays:

@@ -26,7 +26,9 @@ def rows_of(segment_ids: Any, max_segments: int | None, q: Any, k: Any) -> tuple
             )
         max_segments = max(int((x[:, 1:] != x[:, :-1]).sum(1).max(initial=0)) + 1 for x in map(np.asarray, ids))
     if isinstance(max_segments, bool) or not isinstance(max_segments, (int, np.integer)) or max_segments < 1:
-        raise ValueError(f"max_segments ({max_segments!r}) must be an integer of at least 1")
+        raise ValueError(
+            f"max_segments ({max_segments!r}) must be an integer of at least 1: pass the most segments of a sequence"
+        )
     rows_q, rows_k, served = _rows(*ids, int(max_segments))
     if is_traced:
         return rows_q, rows_k, served
@@ -46,7 +48,7 @@ def _checked(ids: Any, like: Any) -> jax.Array:
             "for each row"
         )
     if 0 in x.shape:
-        raise ValueError(f"segment_ids (shape {x.shape}) must have at least one row")
+        raise ValueError(f"segment_ids (shape {x.shape}) must have at least one row: pass a row for each sequence")
     return x
 
 

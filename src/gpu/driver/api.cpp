@@ -8,7 +8,7 @@ namespace tandem::gpu::cuda {
 namespace {
 
 // The version whose signatures api.h declares. The driver returns each function of that version under its plain name.
-// For example, it returns cuMemAlloc_v2 as cuMemAlloc, and never a later cuMemAlloc_v3.
+// For example, the driver returns cuMemAlloc_v2 as cuMemAlloc, and never a later cuMemAlloc_v3.
 constexpr int kInterfaceVersion = 12000;
 
 using GetProcAddress = CUresult (*)(const char* name, void** function, int version, uint64_t flags, int* found);

@@ -10,7 +10,7 @@
 
 namespace tandem::gpu::cuda {
 
-// True if a device with this name belongs to this file.
+// Returns true if a device with this name belongs to this file.
 bool is_cuda(std::string_view name);
 
 // Retains the device's primary context until the device and its modules are destroyed. Other libraries of this process

@@ -7,9 +7,9 @@
 namespace tandem::plan {
 namespace {
 
-// True if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is twice as
-// long. A longer n_block has more hidden keys, and the last wave may be emptier. False for batch_invariant. Assumes a
-// whole B200, because bits must not depend on the available SMs.
+// Returns true if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is
+// twice as long. A longer n_block has more hidden keys, and the last wave may be emptier. The result is false for
+// batch_invariant. The function assumes a whole B200, because bits must not depend on the available SMs.
 bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
   const auto is_served = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };

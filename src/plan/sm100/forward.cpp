@@ -7,7 +7,7 @@
 namespace tandem::plan {
 namespace {
 
-// True if rows fill the tiles of two CTAs as well as the tiles of one CTA.
+// Returns true if rows fill the tiles of two CTAs as well as the tiles of one CTA.
 bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
   Sm100ForwardConfig alone = t;
   alone.two_cta = false;

@@ -44,9 +44,9 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
          (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas);
 }
 
-// True if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths and
-// diagonals known only on the device might leave queries unvisited; some options lack registers. batch_invariant must
-// not decide by lengths, because the bits differ.
+// Returns true if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths
+// and diagonals known only on the device might leave queries unvisited; some options lack registers. batch_invariant
+// must not decide by lengths, because the bits differ.
 bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   if (p.batch_invariant || p.accumulate || p.dq.dtype == DType::f32) return false;
   if (t.options.bias != Bias::none || t.options.score_mod || t.options.mask_mod || t.options.dropout ||
@@ -60,15 +60,15 @@ bool has_single_n_block(const Problem& p, const Sm90BackwardConfig& t) {
   return is_known && p.window_right >= 0 && (!p.bottom_right || p.seqlen_k >= p.seqlen_q);
 }
 
-// True if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks of a
-// mask. For batch_invariant a sequence must have the same bits dense and packed.
+// Returns true if dS may go through global memory. Only the device knows the lengths of packed sequences and the blocks
+// of a mask. For batch_invariant a sequence must have the same bits dense and packed.
 bool may_use_ds_gmem(const Problem& p, const Sm90BackwardConfig& config) {
   if (config.single_n_block || config.options.varlen || config.options.block_mask || p.batch_invariant) return false;
   return p.total_q > 0 && p.heads_q > 0 && p.seqlen_k > config.cta_keys();
 }
 
-// True if warpgroups may have separate keys: the sums of dk and dv must leave registers for the scores of half an
-// iteration. Dropout, a bias and expressions need more registers than that.
+// Returns true if warpgroups may have separate keys: the sums of dk and dv must leave registers for the scores of half
+// an iteration. Dropout, a bias and expressions need more registers than that.
 bool may_use_ds_gmem_sub_m(const Problem& p, const Sm90BackwardConfig& config) {
   return config.options.bias == Bias::none && !config.options.dropout && !config.options.score_mod &&
          !config.options.mask_mod &&
@@ -84,7 +84,8 @@ void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* con
   config->head_dim_v = static_cast<int>(head_dim_v);
 }
 
-// Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem it also sets the chunk.
+// Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem the function also sets the
+// chunk.
 bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
                   ChunkSizes* chunk) {
   if (tuning.schedule && *tuning.schedule != schedule) return false;

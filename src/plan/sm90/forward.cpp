@@ -31,7 +31,7 @@ Scores scores_of(const Problem& p, const Sm90ForwardConfig& t) {
   return !rest.has_score_mod() && !t.options.dropout && p.score_mod->program->light ? Scores::light : Scores::any;
 }
 
-// True if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
+// Returns true if TMA can copy a bias: not for packed or padded sequences, and not with several heads per tile.
 bool has_bias_map(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa) {
   if (pack_gqa > 1 || p.seqlen_k == 0 || t.options.bias == Bias::none || t.options.bias == Bias::boolean ||
       t.options.varlen || t.options.block_mask || t.options.score_mod || t.options.mask_mod)
@@ -73,7 +73,7 @@ int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
 
 }  // namespace
 
-// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch they belong to
+// Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch lengths belong to
 // other sequences.
 Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90Tuning& tuning) {
   auto t = forward_options<Sm90ForwardConfig>(p);

@@ -82,7 +82,8 @@ TEST_F(GpuCalls, ColdKernelIsRefusedDuringCapture) {
   EXPECT_TRUE(gpu.launched.empty());
 }
 
-// A call without the gradient of a bias does not wait for the dbias kernel. A call with it gets both kernels.
+// A call without the gradient of a bias does not wait for the dbias kernel. A call with that gradient gets both
+// kernels.
 TEST_F(GpuCalls, TheGradientOfABiasIsAKernelOfItsOwn) {
   GpuCall call;
   call.dense_on_gpu(kSmall);

@@ -314,11 +314,11 @@ TEST_F(Driver, EncodesATensorMapOnce) {
   EXPECT_EQ(fake->encoded, 1);
   EXPECT_EQ(std::memcmp(&first, &again, sizeof first), 0);
   std::thread([&] { EXPECT_TRUE(device->encode(spec, &again).ok()); }).join();
-  EXPECT_EQ(fake->encoded, 2);  // each thread has its own
+  EXPECT_EQ(fake->encoded, 2);  // each thread has a separate cache
   const auto other = open("cuda:1"), reopened = open();
   ASSERT_TRUE(other->encode(spec, &again).ok());
   ASSERT_TRUE(reopened->encode(spec, &again).ok());
-  EXPECT_EQ(fake->encoded, 4);  // as has each device
+  EXPECT_EQ(fake->encoded, 4);  // each device has a separate cache, too
 }
 
 TEST_F(Driver, EncodesATensorMapThatDiffersInAnything) {
@@ -361,7 +361,7 @@ TEST_F(Driver, NeverMistakesOneTensorMapForAnother) {
     ASSERT_EQ(words[0], address);
     ASSERT_EQ(words[1], rows);
   }
-  EXPECT_LT(fake->encoded, 20000);  // some were still cached
+  EXPECT_LT(fake->encoded, 20000);  // some maps were still cached
 }
 
 TEST_F(Driver, AFailedTensorMapIsNotKept) {
@@ -382,7 +382,7 @@ TEST_F(Driver, LeavesTheCallersContextAlone) {
   gpu::Launch launch;
   launch.kernel = kernel_of(*device, &module);
 
-  make_current(1);  // another device's
+  make_current(1);  // the context of another device
   const int pushes = fake->pushes;
   EXPECT_TRUE(device->launch(launch).ok());
   EXPECT_EQ(current(), 1);

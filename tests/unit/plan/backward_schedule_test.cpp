@@ -481,7 +481,7 @@ TEST(BackwardPlan, RolesOfHopper) {
   EXPECT_TRUE(config(p).cluster2());
 }
 
-// Under a causal mask n_blocks of grouped heads are long and unequal. If they are few, the query heads are divided
+// Under a causal mask n_blocks of grouped heads are long and unequal. If n_blocks are few, the query heads are divided
 // between CTAs. A limit of multiprocessors, and with batch_invariant other sequences, must not decide.
 TEST(BackwardPlan, GroupedHeadsAreSplit) {
   const auto m_splits = [](int64_t seqlen, int64_t heads, int64_t heads_k, bool causal, int64_t left = -1) {

@@ -37,8 +37,8 @@ TEST(ForwardPlan, HeadsThatShareABias) {
   }
 }
 
-// TMA copies a bias if its strides and address allow. Consecutive tiles that share it run in a cluster, which copies it
-// once. All clusters then have the same number of tiles.
+// TMA copies a bias if its strides and address allow. Consecutive tiles that share a bias run in a cluster, which
+// copies it once. All clusters then have the same number of tiles.
 TEST(ForwardPlan, HowABiasIsCopied) {
   const auto biased = [](const Sizes& sizes) {
     Problem p = dense(sizes);

@@ -166,7 +166,7 @@ TEST(ForwardPlan, PairsOfBlackwell) {
   const ForwardSchedule unequal = plan_of(causal_256, blackwell());
   EXPECT_TRUE(unequal.tile.clc());
   EXPECT_EQ(unequal.tiles, 200);
-  EXPECT_EQ(unequal.grid, 400);  // all tiles: running CTAs take over later ones
+  EXPECT_EQ(unequal.grid, 400);  // all tiles: running CTAs take over later tiles
   EXPECT_EQ(workspace_of(causal_256, blackwell()), 0u);
   const ForwardSchedule plan = plan_of(dense({.batch = 100, .seqlen_q = 512, .seqlen_k = 64}), blackwell());
   EXPECT_FALSE(plan.tile.clc());
@@ -461,7 +461,7 @@ TEST(ForwardPlan, NoKeysAtAll) {
   EXPECT_TRUE(plan_of(packed({.batch = 2, .seqlen_q = 5, .seqlen_k = 0}, 8, 0)).no_keys);
 }
 
-// Under a mask heads run in groups, which shrink as keys grow. Without a mask they run one by one.
+// Under a mask heads run in groups, which shrink as keys grow. Without a mask heads run one by one.
 TEST(ForwardPlan, GroupsOfHeads) {
   for (const int64_t heads : {1, 3, 5, 16, 31, 64}) {
     for (const int64_t batch : {1, 7}) {

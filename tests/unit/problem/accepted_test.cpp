@@ -314,7 +314,7 @@ TEST(Accepted, Layouts) {
   call.q.set_strides({96, 8, 24, 1});    // (batch, heads, seqlen, head_dim)
   call.out.set_strides({72, 6, 18, 1});  // outputs may have this layout, too
   call.k.set_strides({0, 16, 8, 1});     // one sequence of keys for the whole batch
-  call.v.set_strides({0, 6, 0, 1});      // and one head for all heads
+  call.v.set_strides({0, 6, 0, 1});      // one key head for all heads
   call.lse.set_strides({12, 1, 4});      // (batch, seqlen, heads)
   call.bias.set_strides({0, 0, 0, 1});
   call.seqused_k.make({5, 9, 3, 9});

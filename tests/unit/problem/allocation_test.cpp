@@ -10,7 +10,7 @@ namespace {
 thread_local int64_t allocations = 0;
 }
 
-// Not inlined, because GCC would see one function of the pair without the other, and warn.
+// These functions are not inlined, because GCC would see one function of the pair without the other, and warn.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes ? bytes : 1)) return memory;

@@ -1,4 +1,4 @@
-// Repeated subexpressions are computed once, and known ones are folded. No result changes.
+// Repeated subexpressions are computed once, and known subexpressions are folded. No result changes.
 #include <cmath>
 
 #include "unit/score_mod/texts.h"

@@ -134,9 +134,9 @@ bool Access::same_store(Epoch x) const {
   return (a < b ? b - a : a - b) < instruction_->bytes;
 }
 
-// PTX ISA, "Memory Consistency Model": a read returns the value of one of the racing writes. If all of them write the
-// same value, no other result is possible. Values that depend on the input count only at the same instruction, so that
-// equal input numbers hide no race between different instructions.
+// PTX ISA, "Memory Consistency Model": a read returns the value of one of the racing writes. If all racing writes have
+// the same value, no other result is possible. Values that depend on the input count only at the same instruction, so
+// that equal input numbers hide no race between different instructions.
 bool Access::changes_nothing(const Site& site, Epoch x) const {
   const StoredValues* const stored = instruction_ ? instruction_->stored : nullptr;
   if (!stored || x.scope() != kWeak || async_) return false;
@@ -147,7 +147,7 @@ bool Access::changes_nothing(const Site& site, Epoch x) const {
   return true;
 }
 
-// True if the lanes of both runs access the same bytes each, so that no lane conflicts with another lane.
+// Returns true if the lanes of both runs access the same bytes each, so that no lane conflicts with another lane.
 bool Access::same_lanes(const Site& site, Epoch x) const {
   return x.is_run() && epoch.is_run() && x.lane() == epoch.lane() && x.bytes_of_lane() == epoch.bytes_of_lane() &&
          site.cluster == cluster_ && site.row == issuers_[0].warp->row;

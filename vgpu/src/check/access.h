@@ -8,11 +8,11 @@
 
 namespace tandem::vgpu::check {
 
-// The order that relaxed operations establish between an access and a later one.
+// The order that relaxed operations establish between an access and a later access.
 enum class Relaxed : uint8_t {
   nothing,
   by_the_letter,  // hardware orders shared memory of the block; PTX does not
-  ordered,        // it is enough that the other one has happened
+  ordered,        // only requires that the earlier access has happened
 };
 
 class Access : public Touch {
@@ -27,8 +27,8 @@ class Access : public Touch {
     last_ = Epoch();
     conflicts.clear();
   }
-  // The access follows the program order of these threads. All of them must know earlier accesses, because four warps
-  // issue a wgmma.
+  // The access follows the program order of these threads. All these threads must know earlier accesses, because four
+  // warps issue a wgmma.
   void issued_by(const CheckedWarp& warp, const LaneGroup& share, uint32_t lanes) {
     issuers_[issuers_count_++] = {&warp, &share, lanes};
   }
@@ -46,7 +46,7 @@ class Access : public Touch {
   void trusts_relaxed(Relaxed relaxed) { relaxed_ = relaxed; }
 
   bool is_async() const { return async_; }
-  // True for a load or store of tensor memory by the warp of this operation.
+  // Returns true for a load or store of tensor memory by the warp of this operation.
   bool is_by_warp_of(const Site& site) const;
 
   Verdict judge(Epoch x) override;
@@ -59,7 +59,7 @@ class Access : public Touch {
     uint64_t address;
   };
   std::vector<Conflict> conflicts;    // one entry per site
-  uint64_t page = 0;                  // addresses in the page are relative to it
+  uint64_t page = 0;                  // addresses in the page are relative to this address
   std::vector<uint32_t> tensor_past;  // sites of earlier tcgen05 operations
 
  private:
@@ -96,11 +96,11 @@ class Access : public Touch {
   Verdict last_verdict_ = Verdict::ordered;
 };
 
-// True if the operation accesses memory through the async proxy instead of as threads do.
+// Returns true if the operation accesses memory through the async proxy instead of as threads do.
 bool is_proxy(AsyncKind kind);
-// True for tcgen05 operations.
+// Returns true for tcgen05 operations.
 bool on_tensor_memory(AsyncKind kind);
-// True if threads wait for the operation by groups. At their exit it is then clear whether they waited.
+// Returns true if threads wait for the operation by groups. At their exit the checker then knows whether they waited.
 inline bool waits_by_group(AsyncKind kind) { return kind == AsyncKind::wgmma || kind == AsyncKind::bulk_store; }
 
 }  // namespace tandem::vgpu::check

@@ -176,7 +176,7 @@ void Watch::check_barrier_visible(CheckedCluster& cluster, const CheckedOperatio
   const Actor& actor = operation.actor;
   Rule rule = Rule::data_race;
   std::string message =
-      str_cat("the ", name_of(operation.kind), " signals a barrier that nothing makes it see initialised");
+      str_cat("the ", name_of(operation.kind), " signals a barrier, but no synchronisation follows its init");
   if (knows(operation.published.seen, site.row, lanes, barrier.init.time())) {
     if (barrier.fenced || knows(operation.published.proxied.shared, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_init_fence;

@@ -154,7 +154,7 @@ void Watch::block_ends(int32_t cta) {
 
 // The shared memory ends with the block, so no access to it may be outstanding.
 void Watch::check_left_under_way(CheckedCluster& cluster, CheckedBlock& block) {
-  if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // its own threads alone, and they have exited
+  if (cluster.blocks.size() == 1 && !cluster.async_in_shared) return;  // only its threads use it, and they have exited
   // The checker only requires that the access has happened, so that a relaxed barrier suffices.
   const auto happened = [&](uint16_t row, uint32_t lanes, int32_t time) {
     return knows(block.at_exit.seen, row, lanes, time) || knows(block.at_exit.relaxed, row, lanes, time);

@@ -19,15 +19,15 @@ struct CheckerOptions {
 // The checker of one launch.
 class Checker : public Observer {
  public:
-  // buffers: all global memory the kernel may touch. Empty: global memory is not checked for bounds.
+  // buffers: all global memory the kernel may touch. If the list is empty, global memory is not checked for bounds.
   static std::unique_ptr<Checker> create(const LaunchDescription& launch, const Model& model,
                                          std::span<const Buffer> buffers, CheckerOptions options);
-  // Sorted by place in the source; complete once run() has returned.
+  // The findings are sorted by place in the source, and complete once run() has returned.
   virtual std::vector<Finding> findings() const = 0;
 };
 
-// The source line of an instruction, with the calls that led there. Without line information it is the PTX line. -1:
-// "".
+// The source line of an instruction, with the calls that led there. Without line information the result is the PTX
+// line. -1: "".
 std::string place_of(const Program& program, int32_t instruction);
 
 // Lines of a report: rule, kernel, source line, thread, subject, the other party, advice.

@@ -5,7 +5,7 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// True if some entry of b is later than the same entry of a.
+// Returns true if some entry of b is later than the same entry of a.
 bool exceeds(const Times& b, const Times& a) {
   int32_t any = 0;
   for (int i = 0; i < kLanes; ++i) any |= b[i] > a[i];

@@ -30,10 +30,11 @@ struct Row {
   int references = 0;
 };
 
-// Knowledge about other clusters, learnt through global memory. Clusters may share it, so that it never changes.
+// Knowledge about other clusters, learnt through global memory. Clusters may share this object, so that it never
+// changes.
 using Rows = std::vector<Times>;
 using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
-using ForeignRef = std::shared_ptr<const Foreign>;               // may be null: nothing
+using ForeignRef = std::shared_ptr<const Foreign>;               // null: nothing is known
 
 struct Clock {
   std::vector<Ref<Row>> rows;  // without a row: nothing is known
@@ -43,7 +44,7 @@ struct Clock {
 
 using ClockRef = Ref<Clock>;  // without a clock: nothing is known
 
-// True if all these lanes have entries of at least time.
+// Returns true if all these lanes have entries of at least time.
 bool knows(const ClockRef& clock, uint16_t row, uint32_t lanes, int32_t time);
 bool knows(const ClockRef& clock, int32_t cluster, uint16_t row, uint32_t lanes, int32_t time);
 
@@ -66,7 +67,7 @@ struct BySpace {
   const T& of(Memory memory) const { return memory == Memory::global ? global : shared; }
 };
 
-// The knowledge of a thread. A release publishes it.
+// The knowledge of a thread. A release publishes this knowledge.
 struct VectorClock {
   ClockRef seen = {};              // has happened before
   BySpace<ClockRef> proxied = {};  // precedes a proxy fence: ordered for the async proxy

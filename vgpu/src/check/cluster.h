@@ -61,7 +61,7 @@ struct CheckedNamedBarrier {
   VectorClock arrived;  // published in the current generation
   int32_t generation = 0;
   std::array<VectorClock, 4> complete;          // the last generations, by number
-  std::array<int32_t, kLanes> generation_of{};  // in which each warp arrived last
+  std::array<int32_t, kLanes> generation_of{};  // generation in which each warp arrived last
 };
 
 struct ClusterBarrier {
@@ -71,13 +71,13 @@ struct ClusterBarrier {
 
 struct CheckedMbarrier {
   uint16_t row = 0;
-  uint8_t lane = 0;           // its entry in clocks: phases completed, over all its lives
+  uint8_t lane = 0;           // entry in clocks: phases completed, over all lives
   int32_t phases_before = 0;  // completed in earlier lives of the barrier
-  int64_t phase = 0;          // the one that has begun
+  int64_t phase = 0;          // number of the phase that has begun
   bool alive = false;
   Epoch init;
   bool fenced = false;                  // a fence.mbarrier_init followed the init
-  VectorClock published;                // by all arrivals so far
+  VectorClock published;                // published by all arrivals so far
   std::array<VectorClock, 2> complete;  // published when the last phases of each parity completed
   uint32_t count = 1;                   // arrivals of a phase
   int32_t committed = 0;                // phase, over all lives, of a peer's last tcgen05.commit
@@ -158,7 +158,7 @@ struct CheckedCluster {
   enum class Lanes : uint8_t { unknown, apart, aligned };
   std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned
 
-  uint32_t sites_kept = 0;  // when those not in use were last removed
+  uint32_t sites_kept = 0;  // when unused sites were last removed
 
   CheckedBlock* find(int32_t cta) {
     if (blocks[0].cta == cta) return &blocks[0];
@@ -166,7 +166,7 @@ struct CheckedCluster {
       if (block.cta == cta) return &block;
     return nullptr;
   }
-  // True if two blocks, whose ranks differ in the last bit, cooperate on tensor memory.
+  // Returns true if two blocks, whose ranks differ in the last bit, cooperate on tensor memory.
   bool are_pair(int32_t a, int32_t b) const {
     for (size_t i = 0; i + 1 < blocks.size(); i += 2) {
       const int32_t x = blocks[i].cta, y = blocks[i + 1].cta;

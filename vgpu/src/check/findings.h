@@ -26,14 +26,15 @@ struct Breach {
   uint64_t address = kNoAddress;
 };
 
-// Any thread may call it.
+// Any thread may use this class.
 class Findings {
  public:
-  // most: the limit for errors, and also for findings by the letter. letter: whether the latter are reported.
+  // most: the limit for errors, and also for findings by the letter. letter: whether findings by the letter are
+  // reported.
   Findings(const Program& program, size_t most, bool letter) : program_(program), most_(most), letter_(letter) {}
 
-  // Counts the breach. Returns true if it is the first of its rule at its line and the limit is not reached. The caller
-  // then passes its sentence to add().
+  // Counts the breach. Returns true if the breach is the first of its rule at its line and the limit is not reached.
+  // The caller then passes its sentence to add().
   bool counts(const Breach& breach);
   void add(Finding finding);
   void add(Rule rule, Accessor party, Accessor other, std::string subject, std::string message);
@@ -46,7 +47,7 @@ class Findings {
     bool made = false;
     uint64_t times = 0;
     std::set<uint64_t> addresses;
-    std::set<std::pair<int32_t, int32_t>> warps;  // with their blocks
+    std::set<std::pair<int32_t, int32_t>> warps;  // warps with their blocks
     std::set<int32_t> other_lines;
   };
   int32_t line_of(int32_t instruction);

@@ -18,7 +18,7 @@ class GlobalMemory {
  public:
   explicit GlobalMemory(std::span<const Buffer> buffers);
 
-  // True if all of these bytes lie in one buffer. Without buffers every address is accepted.
+  // Returns true if all of these bytes lie in one buffer. Without buffers every address is accepted.
   bool contains(uint64_t address, uint64_t bytes, bool writes) const;
   // Returns the buffer that contains the address, or the nearest buffer; null: no buffers.
   const Buffer* nearest(uint64_t address) const;

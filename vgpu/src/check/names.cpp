@@ -25,7 +25,7 @@ uint64_t aligned(uint64_t at, int32_t alignment) {
   return (at + to - 1) / to * to;
 }
 
-// Calls f(symbol, offset) for the variables in shared memory: the static ones in their order, then dynamic memory.
+// Calls f(symbol, offset) for the variables in shared memory: the static variables in their order, then dynamic memory.
 template <class F>
 void for_each_shared(const Program& program, F&& f) {
   uint64_t at = kReservedShared;

@@ -304,7 +304,7 @@ void Watch::group_waits(const Actor& actor, AsyncKind kind, uint32_t pending, bo
   warp.touched(actor.lanes);
 }
 
-// Sites of operations that nothing refers to any more make room for new ones.
+// Sites of operations that nothing refers to any more make room for new sites.
 void Watch::collect_sites(CheckedCluster& cluster) {
   if (cluster.sites.count() < std::max(kManySites, 2 * cluster.sites_kept)) return;
   std::vector<bool> marked(cluster.sites.end());

@@ -56,7 +56,8 @@ void Watch::check_begun(const Scene& scene, const Actor& actor, const LaneAccess
   }
 }
 
-// The tensor core arrives at any time. At a barrier with one arrival it is in the phase after the preceding commit's.
+// The tensor core arrives at any time. At a barrier with one arrival, this arrival is in the phase after the preceding
+// commit's.
 void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, CheckedMbarrier* barrier) {
   const int lane = first_of(actor.lanes);
   barrier->commit = {scene.warp.tensor_row, static_cast<uint16_t>(lane), scene.warp.tensor_committed[lane]};
@@ -68,7 +69,7 @@ void Watch::note_commit(const Scene& scene, const Actor& actor, BarrierId id, Ch
   barrier->committed_by = actor;
 }
 
-// An arrival that is late comes to a barrier that is no more.
+// A late arrival comes to a barrier that does not exist any more.
 void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, BarrierId id,
                                         const CheckedMbarrier& barrier) {
   const ClockRef& seen = scene.warp.share_of(first_of(actor.lanes)).known.seen;
@@ -84,8 +85,8 @@ void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, 
       "the same thread has been waited for");
 }
 
-// The arrival must not reach a block that has ended. After a wait for a later commit of the same thread, it cannot on
-// hardware that delivers arrivals in the order of the commits. PTX defines no such order.
+// The arrival must not reach a block that has ended. Hardware delivers arrivals in the order of the commits, so that a
+// wait for a later commit of the same thread suffices there. PTX defines no such order.
 void Watch::check_commits_of_peers(const CheckedCluster& cluster, const CheckedBlock& block) {
   for (const auto& [key, barrier] : cluster.mbarriers) {
     if (!barrier.alive || barrier.committed == 0 || static_cast<int32_t>(key >> 32) != block.cta) continue;

@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::check {
 
-// T has a member `int references = 0`. The last Ref deletes it.
+// T has a member `int references = 0`. The last Ref deletes the object.
 template <class T>
 class Ref {
  public:
@@ -26,7 +26,7 @@ class Ref {
   T& operator*() const { return *p_; }
   explicit operator bool() const { return p_ != nullptr; }
   friend bool operator==(const Ref& a, const Ref& b) { return a.p_ == b.p_; }
-  // True if no other reference would observe a change.
+  // Returns true if no other reference would observe a change.
   bool unique() const { return p_ && p_->references == 1; }
 
  private:

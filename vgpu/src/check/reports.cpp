@@ -11,7 +11,7 @@ struct ReportWords {
   std::string message;
 };
 
-// site: the other party's.
+// site: the site of the other party.
 ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, const Accessor& other, const Site& site,
                      const Access& access, Memory memory) {
   const std::string who = name_of(other, party.cta);
@@ -26,7 +26,7 @@ ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, co
     return {Rule::relaxed_hand_over,
             str_cat("only relaxed operations order it after the ", wrote ? "write" : "read", " of ", who)};
   }
-  if (conflict.verdict == Touch::Verdict::narrow) {  // nothing makes global memory take notice in time
+  if (conflict.verdict == Touch::Verdict::narrow) {  // no release has a scope that includes the reader
     return {memory == Memory::global ? Rule::data_race : Rule::narrow_release,
             str_cat("the arrival that publishes the write of ", who, " releases to its own block only")};
   }

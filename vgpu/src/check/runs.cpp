@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::check {
 
-// Every earlier access there happened before this one.
+// Every earlier access there happened before this access.
 bool Page::is_behind(const GranulePart& part, Touch& touch) const {
   if (!(part.initialised || touch.writes)) return false;
   const auto behind = [&](Epoch x) { return !x || x == touch.epoch || touch.judge(x) == Touch::Verdict::ordered; };
@@ -70,7 +70,7 @@ uint32_t Page::new_several() {
   return index;
 }
 
-// A granule that was one part so far: into as many as its runs have lanes.
+// Splits a granule of one part into as many parts as its runs have lanes.
 Page::Parts& Page::split(GranulePart* granule) {
   uint32_t step = kGranule;
   const auto take_step = [&](Epoch x) {

@@ -102,7 +102,7 @@ void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
     add_read(part, touch);
     return;
   }
-  // Atomic accesses that nothing orders before an atomic write must still be before later ones that are not atomic.
+  // Atomic accesses that nothing orders before an atomic write must still precede later accesses that are not atomic.
   GranulePart fresh;
   fresh.write = touch.epoch;
   fresh.is_wide = touch.is_wide;
@@ -124,8 +124,8 @@ void Page::apply(GranulePart* part, Touch& touch, uint32_t at) {
   *part = fresh;
 }
 
-// True if several stores of one constant race, and one of them is ordered before this read. The read returns the
-// constant in any case.
+// Returns true if several stores of one constant race, and one of them is ordered before this read. The read returns
+// the constant in any case.
 bool Page::reads_constant(const GranulePart& part, Touch& touch) const {
   const Others& others = others_[part.others];
   if (!part.since[0].wrote() && !part.since[1].wrote() && !others.wrote) return false;
@@ -157,8 +157,8 @@ bool Page::has(const Epochs& epochs, Epoch epoch) {
   return found;
 }
 
-// Reads that are ordered before this one need not be kept, and are removed when there is no room. Many of them are
-// removed only now and then.
+// Reads that are ordered before this one need not be kept, and are removed when there is no room. Many ordered reads
+// are removed only now and then.
 void Page::add_read(GranulePart* part, Touch& touch) {
   part->is_wide &= touch.is_wide;
   for (Epoch& x : part->since) {
@@ -184,8 +184,8 @@ void Page::add_read(GranulePart* part, Touch& touch) {
   add_since(part, touch.epoch);
 }
 
-// Records an atomic update after other atomic updates, which is no race. All of them are kept, and of one thread's
-// updates only the last.
+// Records an atomic update after other atomic updates, which is no race. All these updates are kept, but only the last
+// of each thread.
 void Page::update(GranulePart* part, Epoch epoch) {
   const Epoch before = std::exchange(part->write, epoch);
   part->initialised = true;

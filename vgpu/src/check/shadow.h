@@ -1,10 +1,10 @@
 // Shadow memory: the last write to every byte, the accesses since then, and whether the byte is initialised.
 //
 // A page covers 4096 bytes in granules of 16, the smallest unit of asynchronous operations. A granule whose accesses
-// cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover it
-// together form a run. If plain loads and stores access whole words, and each word needs only one epoch, the granule is
-// four epochs. A granule with more readers than the limit is crowded: most of its reads are not checked. Tensor memory
-// has the same shadow: its "bytes" are the 32-bit cells of a column, lane by lane.
+// cover it whole is one part. Accesses to some of its bytes split it into several parts. Adjacent lanes that cover a
+// granule together form a run. If plain loads and stores access whole words, and each word needs only one epoch, the
+// granule is four epochs. A granule with more readers than the limit is crowded: most of its reads are not checked.
+// Tensor memory has the same shadow: its "bytes" are the 32-bit cells of a column, lane by lane.
 #pragma once
 
 #include <algorithm>
@@ -19,26 +19,26 @@ namespace tandem::vgpu::check {
 
 inline constexpr uint32_t kPageBytes = 4096;
 
-// True for an atomic access of GPU scope.
+// Returns true for an atomic access of GPU scope.
 inline bool is_wide(Epoch x) { return x.scope() >= scope_code(Scope::gpu); }
 
-// An access, or the part of an asynchronous operation, that touches a page. The checker derives it, because it knows
-// the happens-before order.
+// An access, or the part of an asynchronous operation, that touches a page. The checker derives this class, because it
+// knows the happens-before order.
 class Touch {
  public:
   virtual ~Touch() = default;
   enum class Verdict : uint8_t {
     ordered,  // x has happened before
     allowed,  // unordered, but both are atomic or in hardware order
-    relaxed,  // it has, but by relaxed operations only
+    relaxed,  // x has happened before, by relaxed operations only
     narrow,   // ordered only for threads of another block
     unordered,
     unfenced,  // ordered, but no proxy fence separates the two proxies
   };
   virtual Verdict judge(Epoch x) = 0;
-  // True if x is a weak store of a constant.
+  // Returns true if x is a weak store of a constant.
   virtual bool is_constant(Epoch x) const = 0;
-  // Called once for each x in a run of equal granules. at: the position in the page.
+  // The function is called once for each x in a run of equal granules. at: the position in the page.
   virtual void conflict(Epoch x, Verdict verdict, uint32_t at) = 0;
   // Narrows a run to the access of one of its lanes.
   virtual void narrow(Epoch lane) = 0;
@@ -57,8 +57,8 @@ class Page {
   // Touches bytes [begin, end) of the page.
   void touch(uint32_t begin, uint32_t end, Touch& touch);
 
-  // Touches a whole granule by the run touch.epoch. Usually all of it is ordered, and the granule stays one part.
-  // Returns false if nothing has changed and each lane must touch its bytes separately.
+  // Touches a whole granule by the run touch.epoch. Usually the whole granule is ordered and stays one part. Returns
+  // false if nothing has changed and each lane must touch its bytes separately.
   bool touch_run(uint32_t granule, Touch& touch);
   // Merges a granule into one part again if its lanes have formed a run.
   void join(uint32_t granule);
@@ -111,11 +111,11 @@ class Page {
 
   // Accesses since the last write, except the first two. Granules with equal accesses share it.
   struct Others {
-    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest is dropped, and its races
+    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest access and its races are dropped
     static constexpr size_t kUntried = 4 * kMax;
     int32_t users = 0;
     uint32_t untried = 0;  // additions since the last removal of ordered epochs
-    bool wrote = false;    // some of them did
+    bool wrote = false;    // some of these accesses wrote
     Epochs epochs;
   };
 
@@ -123,7 +123,7 @@ class Page {
   struct GranulePart {
     Epoch write;
     Epoch since[2];           // reads since the write, and atomic updates before it
-    uint32_t others = 0;      // index, 0: none. In a granule of several parts: of these
+    uint32_t others = 0;      // index; 0: none. If split: index of the parts
     uint16_t bytes = 0xffff;  // 0: in several parts
     bool initialised = false;
     bool is_wide = true;  // all accesses since the last ordinary write are wide
@@ -135,7 +135,7 @@ class Page {
   };
   static_assert(sizeof(GranulePart) == 32);
 
-  // The last access to each word. Earlier accesses happened before it.
+  // The last access to each word. Earlier accesses happened before this access.
   using Words = std::array<Epoch, kGranule / 4>;
   union Granule {
     Granule() : whole() {}
@@ -146,7 +146,7 @@ class Page {
   enum class Kind : uint8_t { parts, words, unwritten_words };
   struct GranuleState {
     Kind kind = Kind::parts;
-    uint8_t let_by = 0;  // reads still to be let by, of a granule that is crowded
+    uint8_t let_by = 0;  // unchecked reads that remain for a crowded granule
 
     bool is_usual() const { return kind == Kind::parts && let_by == 0; }
   };
@@ -202,7 +202,7 @@ class Page {
   static constexpr uint32_t kGranules = kPageBytes / kGranule;
   std::array<Granule, kGranules> granules_;
   std::array<GranuleState, kGranules> states_;
-  // Granules that one access touches mostly look alike: what has become of the last one becomes of the next.
+  // Granules that one access touches mostly look alike: so the outcome for the last granule is reused for the next.
   Epoch last_touch_;
   GranulePart before_, after_;
   std::vector<Others> others_;  // [0]: none
@@ -219,7 +219,7 @@ class PageCache {
     uint64_t number = ~uint64_t{0};
     Page* page = nullptr;
   };
-  // The distance of buffers may be a power of two. Corresponding pages in them must not share an entry.
+  // The distance of buffers may be a power of two. Corresponding pages of such buffers must not share an entry.
   PageEntry& place(uint64_t number) { return entries_[number * 0x9e3779b97f4a7c15 >> 56]; }
 
  private:

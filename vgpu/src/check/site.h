@@ -55,7 +55,7 @@ inline constexpr uint32_t kGranule = 16;
 // that share a granule, each with the same number of bytes.
 class Epoch {
  public:
-  static constexpr int32_t kLatest = (1 << 24) - 1;  // times stay there
+  static constexpr int32_t kLatest = (1 << 24) - 1;  // represents all later times
   static constexpr uint32_t kMaxSites = 1u << 27;
 
   Epoch() = default;
@@ -71,7 +71,7 @@ class Epoch {
 
   uint32_t site() const { return static_cast<uint32_t>(bits_ >> 37); }
   int32_t time() const { return static_cast<int32_t>(bits_ >> 13 & 0xffffff); }
-  int lane() const { return who() % kRuns; }  // or kTogether; of a run the first
+  int lane() const { return who() % kRuns; }  // or kTogether; for a run, its first lane
   int scope() const { return static_cast<int>(bits_ >> 1 & 7); }
   bool wrote() const { return bits_ & 1; }
 
@@ -89,7 +89,7 @@ class Epoch {
   }
 
  private:
-  static constexpr int kRuns = 64;  // above it, by the bytes of a lane
+  static constexpr int kRuns = 64;  // runs are numbered from here, by the bytes of a lane
   int who() const { return static_cast<int>(bits_ >> 4 & 0x1ff); }
 
   uint64_t bits_ = 0;
@@ -99,7 +99,7 @@ class Epoch {
 // received through a lock.
 class Sites {
  public:
-  // most: the maximum number of sites. Further sites share the last one.
+  // most: the maximum number of sites. Further sites share the last site.
   explicit Sites(uint32_t most);
   uint32_t add();
   // Removes all sites except the marked sites.
@@ -107,11 +107,11 @@ class Sites {
   Site& operator[](uint32_t site) { return chunks_[site / kChunk][site % kChunk]; }
   const Site& operator[](uint32_t site) const { return chunks_[site / kChunk][site % kChunk]; }
   uint32_t count() const { return count_ - static_cast<uint32_t>(free_.size()); }
-  uint32_t end() const { return count_; }  // beyond the highest number that was ever given
+  uint32_t end() const { return count_; }  // above the highest number in use so far
 
  private:
   static constexpr uint32_t kChunk = 1024;
-  std::vector<std::unique_ptr<Site[]>> chunks_;  // all of them there from the beginning, but empty
+  std::vector<std::unique_ptr<Site[]>> chunks_;  // all exist from the beginning, but are empty
   std::vector<uint32_t> free_;
   uint32_t count_ = 1;
 };

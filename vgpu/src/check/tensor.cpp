@@ -132,7 +132,7 @@ void Watch::tmem_frees(const Actor& actor, uint32_t column, uint32_t columns) {
   order_lanes(scene, actor);
   CheckedBlock& block = scene.block;
   std::erase_if(block.columns, [&](const TmemAllocation& a) { return a.column == column && a.columns == columns; });
-  // Outstanding accesses to the columns conflict with this one.
+  // Outstanding accesses to the columns conflict with this access.
   scene.warp.for_each_share(actor.lanes, [&](const LaneGroup& share, uint32_t by) {
     Access access(scene.cluster.sites, scene.cluster.id, actor.cta);
     access.issued_by(scene.warp, share, by);

@@ -13,7 +13,7 @@ namespace tandem::vgpu::check {
 // Groups of asynchronous operations: cp.async, or bulk stores. Each thread counts its own.
 struct CheckedGroups {
   uint16_t reads = 0, writes = 0;           // clock rows of completed reads and completed writes
-  Times committed{}, reads_done{}, done{};  // as the thread itself knows
+  Times committed{}, reads_done{}, done{};  // according to the thread itself
   uint32_t open = 0;                        // lanes with operations since their last commit
   std::array<int32_t, kLanes> last{};       // instruction of each lane's last operation
 };
@@ -121,19 +121,19 @@ class CheckedWarp {
   // tcgen05.fence::after_thread_sync: the lanes' knowledge of tensor memory is ordered before their later operations
   // there.
   void tensor_fence(uint32_t of);
-  // Each of these lanes then knows the events of all of them.
+  // Afterwards each of these lanes knows the events of all these lanes.
   void sync(uint32_t of);
   // Records that all of these lanes have seen an operation complete.
   void learn(uint32_t of, uint16_t stream, int lane, int32_t time);
 
-  // True if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A thread
-  // knows its own events by program order.
+  // Returns true if a thread of these lanes knows the events of other lanes (of a row of its cluster) up to a time. A
+  // thread knows its own events by program order.
   bool seen(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
-  // True if the thread would know the events if relaxed operations published everything.
+  // Returns true if the thread would know the events if relaxed operations published everything.
   bool handed(const LaneGroup& share, uint32_t by, uint16_t of_row, uint32_t of_lanes, int32_t time) const;
   bool proxied(const LaneGroup& share, uint32_t by, Memory memory, uint16_t of_row, uint32_t of_lanes,
                int32_t time) const;
-  // True if the thread knows the events by releases whose scope includes this block.
+  // Returns true if the thread knows the events by releases whose scope includes this block.
   static bool widely(const LaneGroup& share, uint16_t of_row, uint32_t of_lanes, int32_t time) {
     return !share.known.wide || knows(share.known.wide, of_row, of_lanes, time);
   }
@@ -146,8 +146,8 @@ class CheckedWarp {
 
   std::vector<LaneGroup> shares_;
   int32_t time_ = 1;
-  BySpace<Times> proxied_;  // until when each lane's accesses came before a proxy fence
-  Times fenced_{};          // and a fence
+  BySpace<Times> proxied_;  // time of each lane's last proxy fence
+  Times fenced_{};          // time of each lane's last fence
   uint32_t dirty_ = 0;      // lanes that did something since they were last in a sync
 };
 

@@ -24,7 +24,7 @@ uint64_t shadow_address(const Span& span);
 // The pattern of a warp's addresses in the block's shared memory or in global memory.
 enum class Pattern : uint8_t {
   any,
-  same,  // all alike
+  same,  // all lanes have the same address
   row,   // 32 lanes, each adjacent to the preceding one
 };
 
@@ -80,7 +80,7 @@ class Watch : public Checker {
   };
   // Every event of a warp begins here. First, the warp's earlier reads of global memory take effect.
   Scene enter(const Actor& actor);
-  // Null: it has ended. Operations may complete later still.
+  // Null: the block has ended. Operations may complete afterwards.
   CheckedCluster* running_cluster(int32_t cta) {
     return clusters_[static_cast<size_t>(cta)].load(std::memory_order_acquire);
   }

@@ -6,8 +6,8 @@
 namespace tandem::vgpu::check {
 namespace {
 
-// True if only the new access must be recorded: the word had no access, or an access that happened before. A read after
-// a write is recorded in addition, because a later access may know of the write but not of the read.
+// Returns true if only the new access must be recorded: the word had no access, or an access that happened before. A
+// read after a write is recorded in addition, because a later access may know of the write but not of the read.
 bool takes_place_of(Epoch x, Touch& touch) {
   if (!x || x == touch.epoch) return true;
   return (touch.writes || !x.wrote()) && touch.judge(x) == Touch::Verdict::ordered;

@@ -33,7 +33,7 @@ struct Graphs {
   std::map<const Graph*, std::shared_ptr<Graph>> graphs;
   std::map<const GraphExec*, std::shared_ptr<GraphExec>> execs;
 };
-// The mutex of the state guards it.
+// The mutex of the state guards these graphs.
 Graphs& all() {
   static auto* const graphs = new Graphs;
   return *graphs;
@@ -82,7 +82,8 @@ CUresult add_node(const char* name, GraphNode** made, Graph* graph, const GraphN
     node->type = type;
     node->work = std::move(work);
     for (const GraphNode* each : std::span(after, count)) {
-      if (!owns(to, each)) return refuse(name, kInvalidValue, "a dependency must be a node of the same graph");
+      if (!owns(to, each))
+        return refuse(name, kInvalidValue, "a dependency must be a node of the same graph: pass such a node");
       node->after.insert(each);
     }
     *made = node.get();
@@ -180,7 +181,8 @@ CUresult instantiate(const char* name, GraphExec** exec, const Graph* graph) {
     if (exec == nullptr) return kInvalidValue;
     auto made = std::make_shared<GraphExec>();
     if (!sort_nodes(from, &made->steps))
-      return refuse(name, kInvalidValue, "the dependencies of the graph's nodes must have no cycle");
+      return refuse(name, kInvalidValue,
+                    "the dependencies of the graph's nodes must have no cycle: remove one dependency");
     *exec = made.get();
     all().execs[made.get()] = std::move(made);
     return kSuccess;

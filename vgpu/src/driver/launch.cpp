@@ -166,7 +166,7 @@ CUresult check_launch(const char* name, const DriverState& state, const CudaFunc
   return kSuccess;
 }
 
-// Addresses of parameters: as given, or in the block that `extra` names. False: it is neither.
+// Addresses of parameters: as given, or in the block that `extra` names. False: neither is present.
 bool take_parameters(const CudaFunction& function, void** parameters, void** extra, std::vector<void*>* args) {
   const Program& program = function.program();
   const size_t count = program.function().parameters.size();
@@ -389,10 +389,12 @@ TANDEM_DRIVER(cuTensorMapEncodeTiled,
   return serve(name, Needs::device, [&](DriverState& state) {
     if (map == nullptr || dims == nullptr || box == nullptr || element_strides == nullptr || rank < 1 ||
         rank > gpu::kMaxTensorRank || (rank > 1 && byte_strides == nullptr))
-      return refuse(name, kInvalidValue, str_cat("rank (", rank, ") must be 1 to 5, and no array missing"));
+      return refuse(name, kInvalidValue,
+                    str_cat("rank (", rank, ") must be 1 to 5, and no array missing: pass all arrays"));
     if (interleave != 0)
       return refuse(name, kNotSupported, "interleaved layouts are not modelled: use CU_TENSOR_MAP_INTERLEAVE_NONE");
-    if (reinterpret_cast<uintptr_t>(map) % 64 != 0) return refuse(name, kInvalidValue, "the map must lie on 64 bytes");
+    if (reinterpret_cast<uintptr_t>(map) % 64 != 0)
+      return refuse(name, kInvalidValue, "the map must lie on 64 bytes: align it");
     gpu::TensorMapSpec spec;
     spec.address = address;
     spec.type = static_cast<gpu::TensorType>(type);

@@ -33,8 +33,9 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
     const auto found = state.memory.find(address);
     if (found == state.memory.end() || (found->second.kind == Memory::Kind::host) != of_host ||
         found->second.is_registered)
-      return refuse(name, kInvalidValue,
-                    str_cat("address ", address, " must be an allocation that has not been freed"));
+      return refuse(
+          name, kInvalidValue,
+          str_cat("address ", address, " must be an allocation that has not been freed: pass such an address"));
     state.memory.erase(found);
     return result_of(name, state.device().free(pointer_of(address)));
   });
@@ -298,7 +299,7 @@ CUresult pointer_attribute(DriverState& state, void* value, int attribute, CUdev
     case 9: return set(0);                                         // device
     case 10: return set(static_cast<unsigned>(0));                 // legacy IPC
     case 11: return set(known ? found->first : CUdeviceptr{0});    // begin of the range
-    case 12: return set(known ? found->second.bytes : size_t{0});  // its size
+    case 12: return set(known ? found->second.bytes : size_t{0});  // size of the range
     case 13: return set(static_cast<unsigned>(1));                 // mapped
     case 14: return set(0u);                                       // handle types
     case 15: return set(0ull);                                     // GPU direct

@@ -258,7 +258,7 @@ TANDEM_DRIVER(cuFuncGetName, (const char** name, const CudaFunction* function)) 
 TANDEM_DRIVER(cuKernelGetName, (const char** name, const CudaFunction* kernel)) {
   return name_of("cuKernelGetName", name, kernel);
 }
-// Decoded already.
+// The kernel is decoded already.
 TANDEM_DRIVER(cuFuncLoad, (CudaFunction*)) {
   return serve("cuFuncLoad", Needs::context, [](DriverState&) { return kSuccess; });
 }

@@ -75,7 +75,7 @@ std::vector<void*> addresses_of(const Program& program, ParameterBlock& block);
 
 class DriverState {
  public:
-  // The process's; made at the first call, never destroyed.
+  // The state of the process, created at the first call and never destroyed.
   static DriverState& get();
 
   // Implements cuInit. Prints once why no device is available.
@@ -103,7 +103,7 @@ class DriverState {
 
   // Prints the new findings of each launch, and records the result that a GPU would return.
   void report(const Outcome& outcome);
-  CUresult result_of_last_launch();  // the calling thread's
+  CUresult result_of_last_launch();  // the last launch of the calling thread
 
  private:
   DriverState();

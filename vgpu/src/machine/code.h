@@ -80,8 +80,8 @@ std::shared_ptr<ModuleMemory> memory_of(const std::shared_ptr<const ptx::Module>
 struct RegisterUse {
   std::vector<int32_t> reads, sums, writes;  // sums: read where the op adds to them (Detail::adds_if)
   int32_t guard = -1;
-  bool carries = false;  // copies: what it writes is as written as what it reads
-  bool partly = false;   // it reads others too, which are written
+  bool carries = false;  // copies: the result is written if the source is written
+  bool partly = false;   // the op also reads registers that are written
 };
 
 struct Code {
@@ -93,7 +93,7 @@ struct Code {
   std::vector<const ptx::Instruction*> sources;
   std::vector<Initial> initials;
   std::unordered_map<int32_t, RegisterUse> uses;  // by op, for ops with Op::kUnwritten
-  std::vector<std::string> may_be_unwritten;      // registers, by number: their names
+  std::vector<std::string> may_be_unwritten;      // names of registers, by number
   int32_t register_bytes = 0;                     // size of a warp's register file
   int32_t registers_needed = 0;
   int32_t local_bytes = 0;  // size of a thread's local memory

@@ -16,13 +16,13 @@
 
 namespace tandem::vgpu {
 
-// The time at which asynchronous operations complete. Hardware chooses it at each execution.
+// The time at which asynchronous operations complete. Hardware chooses this time at each execution.
 enum class Completion : uint8_t { early, late, random };
 
 struct Schedule {
   uint64_t seed = 0;  // order of warps, random completion; 0: round robin
   Completion completion = Completion::early;
-  // Returns the n-th schedule. The first two complete operations early and late; later ones are random.
+  // Returns the n-th schedule. The first two complete operations early and late; later schedules are random.
   static Schedule nth(int n);
   std::string text() const;  // "3": what --schedule takes to repeat it
 };
@@ -46,12 +46,12 @@ struct Buffer {
   bool initialised = true;  // false: reads before writes are a finding
 };
 
-// Decoded once per kernel, read by any number of runs at once.
+// A program is decoded once per kernel and read by any number of runs at once.
 class Program {
  public:
   virtual ~Program() = default;
-  // The module stays alive as long as the program. Refuses PTX that it cannot execute on this model, with name and
-  // line.
+  // The module stays alive as long as the program. Refuses PTX that the machine cannot execute on this model, with name
+  // and line.
   static Status decode(std::shared_ptr<const ptx::Module> module, std::string_view entry, const Model& model,
                        std::unique_ptr<const Program>* program);
 

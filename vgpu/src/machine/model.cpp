@@ -122,7 +122,7 @@ class Reader {
   }
 
   Status read_chip(std::string_view value) {
-    if (value.empty()) return refuse("chip must be the name of the chip");
+    if (value.empty()) return refuse("chip must be the name of the chip: write its name");
     model_.marketing_name = str_cat(value, " (virtual)");
     return {};
   }
@@ -133,7 +133,7 @@ class Reader {
     const std::string_view major = take_until('.', &minor);
     const bool both = read(major, &numbers[0]) && read(minor, &numbers[1]);
     if (!both || (numbers[0] != 9 && numbers[0] != 10) || numbers[1] < 0 || numbers[1] > 9)
-      return refuse(str_cat("compute_capability (\"", value, "\") must be 9.N or 10.N"));
+      return refuse(str_cat("compute_capability (\"", value, "\") must be 9.N or 10.N: write such a number"));
     model_.compute_major = as<int32_t>(numbers[0]);
     model_.compute_minor = as<int32_t>(numbers[1]);
     return {};
@@ -145,7 +145,7 @@ class Reader {
       value = trimmed(value);
       const auto* found = std::ranges::find(kFamilies, word, &Family::name);
       if (found == std::end(kFamilies))
-        return refuse(str_cat("decodes: \"", word, "\" must be wgmma, tcgen05 or tcgen05.i8"));
+        return refuse(str_cat("decodes: \"", word, "\" must be wgmma, tcgen05 or tcgen05.i8: choose one of them"));
       model_.*found->decodes = true;
     }
     return {};

@@ -20,10 +20,10 @@ struct Context;
 // The next state of the fragment that executed an op.
 enum class Step : uint8_t {
   next,   // continues with the next op
-  jump,   // goes on elsewhere: its pc has been set
+  jump,   // continues at another op: its pc has been set
   wait,   // tries the same op again later
-  yield,  // continues with the next op after a turn of the rest
-  gone,   // is no more, or waits at a join
+  yield,  // continues with the next op after the other fragments' turn
+  gone,   // has ended, or waits at a join
   end,    // the run is over
 };
 
@@ -82,8 +82,9 @@ struct Detail {
   // Ops that may follow instead of the next op, and whether the next op never follows.
   std::vector<int32_t> targets;
   bool ends = false;
-  bool traps = false;  // it ends the kernel
-  // Index in `in` of a predicate. If it is false, registers that are both in and out are only written. -1: none.
+  bool traps = false;  // the op ends the kernel
+  // Index in `in` of a predicate. If the predicate is false, registers that are both in and out are only written. -1:
+  // none.
   int32_t adds_if = -1;
   bool answers = false, ignored = false;  // out[0] is the result of a wait, which is unused
 };
@@ -94,12 +95,12 @@ struct alignas(64) Op {
   uint8_t width = 0;                               // width of d: bytes per lane, 0: a predicate
   bool first = true;                               // the first op of its PTX instruction
   bool is_copy = false;                            // copies one register, and so renames a pending one
-  uint8_t watch = 0;                               // checks before execution: bits of the following
+  uint8_t watch = 0;                               // checks before execution: a sum of the bits below
   static constexpr uint8_t kHeld = 1;              // an operand may belong to an outstanding operation
   static constexpr uint8_t kProduct = 2;           // some operand is a register of wgmmas
   static constexpr uint8_t kUnwritten = 4;         // an operand may be an unwritten register: Code::uses
   uint32_t flip = 0;                               // ~0: executed where the guard is false
-  int32_t guard = 0;                               // always there: the constant "true" for most
+  int32_t guard = 0;                               // always present: the constant "true" for most ops
   int32_t d = -1, a = -1, b = -1, c = -1, e = -1;  // registers; a branch: d is its target, a its join
   int32_t source = 0;                              // index into Code::sources
 

@@ -27,7 +27,7 @@ enum class Rule : uint8_t {
   exited_lanes,        // .aligned, but lanes of the warp have exited
   register_budget,     // setmaxnreg beyond what the block has
   uneven_registers,    // setmaxnreg that the warps of a warpgroup do not all execute
-  unwritten_register,  // is read, but never written
+  unwritten_register,  // a register is read, but never written
   shuffle_lane,        // reads a lane that is not in the mask, or has exited
   // Barriers.
   wrong_parity,        // waits for a phase two completions ago
@@ -79,16 +79,16 @@ struct Accessor {
   std::string what = {};     // "wgmma reads", "thread writes"
 };
 
-// Repetitions at one line are one finding, which describes the first one.
+// Repetitions at one line are one finding, which describes the first occurrence.
 struct Finding {
   Rule rule = Rule::trap;
   Accessor party;
   Accessor other;                    // instruction -1: no other party
   std::string subject;               // the address by symbol, "shared k[2] + 0x1200 (0x14a00)"
   std::string message;               // one sentence: the event
-  uint64_t times = 1;                // it happened
+  uint64_t times = 1;                // the violation happened
   uint64_t places = 0, warps = 0;    // numbers of addresses and warps; 0: unknown
-  std::vector<int32_t> others = {};  // instructions at other lines that the other party was at
+  std::vector<int32_t> others = {};  // instructions of the other party at other lines
 };
 
 }  // namespace tandem::vgpu

@@ -41,14 +41,15 @@ struct Span {
 class StoredValues {
  public:
   virtual ~StoredValues() = default;
-  // True if memory already holds these bytes, so that the store changes nothing. Only for lanes whose address is valid.
+  // Returns true if memory already holds these bytes, so that the store changes nothing. Only for lanes whose address
+  // is valid.
   virtual bool change_nothing(int lane) const = 0;
-  // True if the program stores the same constant whenever it executes the instruction.
+  // Returns true if the program stores the same constant whenever it executes the instruction.
   virtual bool are_constant() const = 0;
 };
 
 // An ordinary access of a warp. Lane i of the actor's mask accesses `bytes` bytes at address[i] of memory. Shared
-// memory is block cta[i]'s, or the actor's block's if cta is null.
+// memory belongs to block cta[i], or to the actor's block if cta is null.
 struct LaneAccess {
   Memory memory = Memory::global;
   bool reads = false, writes = false;
@@ -91,12 +92,13 @@ class Observer {
   virtual void block_ends(int32_t /*cta*/) {}
   virtual void exits(const Actor&) {}
 
-  // Called before each instruction is executed. The checker turns it off; traces use it (wants_instructions).
+  // This function is called before each instruction is executed. The checker turns these calls off; traces use them
+  // (wants_instructions).
   virtual bool wants_instructions() const { return false; }
   virtual void executes(const Actor&) {}
 
-  // Called before an access to ordinary memory. Returns the lanes that must not access, because the memory does not
-  // exist; they read 0.
+  // This function is called before an access to ordinary memory. Returns the lanes that must not access, because the
+  // memory does not exist; they read 0.
   virtual uint32_t access(const Actor&, const LaneAccess&) { return 0; }
 
   // Asynchronous operations access memory between issue and completion. `lanes` of the actor are the issuing threads. A
@@ -106,7 +108,7 @@ class Observer {
                             std::span<const Span> /*writes*/) {
     return true;
   }
-  virtual void async_completes(AsyncId) {}                               // its data has moved
+  virtual void async_completes(AsyncId) {}                               // the operation's data has moved
   virtual void async_signals(AsyncId, BarrierId, uint32_t /*bytes*/) {}  // completion is seen by waiters of this phase
   // Groups: cp.async, bulk stores, wgmma (per thread, or per warp for wgmma). All operations of these threads and kind
   // since their last commit form the group. wait: at most `pending` groups are still outstanding. read_only: only their
@@ -133,7 +135,8 @@ class Observer {
   virtual void mbarrier_invalidates(const Actor&, BarrierId) {}
   virtual void mbarrier_arrives(const Actor&, BarrierId, uint32_t /*count*/, uint32_t /*expect_bytes*/, Order, Scope) {}
   virtual void mbarrier_completes(BarrierId, uint64_t /*phase*/) {}  // phase: 0, 1, 2, ... since init
-  virtual void mbarrier_passes(const Actor&, BarrierId, uint64_t /*phase*/, Order, Scope) {}  // the last completed one
+  virtual void mbarrier_passes(const Actor&, BarrierId, uint64_t /*phase*/, Order, Scope) {
+  }  // the last completed phase
 
   // Fences.
   virtual void fence(const Actor&, Order, Scope) {}

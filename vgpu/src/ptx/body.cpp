@@ -23,20 +23,22 @@ class Body {
     lexer_.expect('{');
     open();
     while (blocks_ > 0) {
-      if (lexer_.peek().kind == Token::Kind::end) refuse(opened, "the body that begins here is never closed");
+      if (lexer_.peek().kind == Token::Kind::end) refuse(opened, "the body that begins here must end with '}': add it");
       read_statement();
     }
     if (labels_.unresolved().empty()) return;
     const Labels::Use& use = labels_.unresolved()[0];
     const Instruction& branch = function_.instructions[use.instruction];
     const Operand& operand = branch.operands[use.operand];
-    refuse(branch.location.ptx_line,
-           quote((use.part < 0 ? operand : operand.parts[use.part]).text) + " is no label that can be seen from here");
+    refuse(branch.location.ptx_line, quote((use.part < 0 ? operand : operand.parts[use.part]).text) +
+                                         " must be a label of this block or of one around it: add the label");
   }
 
  private:
   void open() {
-    if (++blocks_ > kDeepest) refuse(lexer_.peek().line, "blocks are nested too deeply; at most 64");
+    if (++blocks_ > kDeepest) {
+      refuse(lexer_.peek().line, "blocks must be nested at most 64 deep: move inner blocks out");
+    }
     names_.open();
     labels_.open();
   }
@@ -78,7 +80,9 @@ class Body {
       return lexer_.expect(';');
     }
     const Space space = variable_space(word.text);
-    if (space == Space::generic) refuse(word.line, quote(with_dot(word.text)) + " is not known in a function");
+    if (space == Space::generic) {
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of functions: remove it");
+    }
     if (space == Space::global || space == Space::constant) {
       unsupported(word.line, with_dot(word.text) + " variables of a function: declare them outside of it");
     }
@@ -95,7 +99,7 @@ class Body {
 
   void declare(const Token& name, Entity::Kind kind, int32_t index) {
     if (!names_.declare(name.text, kind, index)) {
-      refuse(name.line, quote(name.text) + " is declared twice in the same scope");
+      refuse(name.line, quote(name.text) + " must be declared once in a scope: rename one declaration");
     }
   }
 
@@ -125,7 +129,7 @@ class Body {
     if (next.is(Token::Kind::dotted, "calltargets")) return read_targets(name, Entity::Kind::call_targets);
     if (next.is(Token::Kind::dotted, "callprototype")) return read_prototype(name);
     if (!labels_.place(names_.id(name.text), instruction_count())) {
-      refuse(name.line, "label " + quote(name.text) + " is placed twice in the same block");
+      refuse(name.line, "label " + quote(name.text) + " must be placed once in a block: rename one label");
     }
   }
 
@@ -155,7 +159,8 @@ class Body {
     const Token name = lexer_.expect(Token::Kind::word, "a predicate register");
     const Entity guard = names_.find(name.text);
     if (guard.kind != Entity::Kind::reg || function_.registers[guard.index].type != Type::pred) {
-      refuse(name.line, quote(name.text) + " guards an instruction and is no predicate register");
+      refuse(name.line,
+             quote(name.text) + " guards an instruction and must be a predicate register: declare it as .pred");
     }
     Instruction& instruction = read_instruction(lexer_.expect(Token::Kind::word, "an instruction"));
     instruction.guard = guard.index;
@@ -170,7 +175,9 @@ class Body {
     instruction.location.ptx_line = opcode.line;
     for (modifiers_.clear(); lexer_.peek().kind == Token::Kind::dotted;) modifiers_.push_back(lexer_.take().text);
     instruction.modifiers.assign(modifiers_.begin(), modifiers_.end());
-    if (!known) refuse(opcode.line, quote(instruction.full_name()) + " is no instruction of PTX");
+    if (!known) {
+      refuse(opcode.line, quote(instruction.full_name()) + " must be an instruction of PTX: correct the opcode");
+    }
     if (opcode.text == "bra") {
       read_branch(instruction);
     } else if (opcode.text == "brx") {
@@ -199,7 +206,7 @@ class Body {
     const Token list = lexer_.expect(Token::Kind::word, "a list of .branchtargets");
     const Entity entity = names_.find(list.text);
     if (entity.kind != Entity::Kind::branch_targets) {
-      refuse(list.line, quote(list.text) + " is no list of .branchtargets before this instruction");
+      refuse(list.line, quote(list.text) + " must be a list of .branchtargets before this instruction: add one");
     }
     instruction.operands.push_back(vector_of_targets(Operand::Kind::label, entity, list.line));
     int32_t part = 0;
@@ -217,15 +224,18 @@ class Body {
     const int32_t line = lexer_.peek().line;
     Operand callee = read_operand(reading_);
     const bool is_indirect = callee.kind == Operand::Kind::reg;
-    if (!is_indirect && callee.kind != Operand::Kind::function) refuse(line, "call: its callee is not a function");
+    if (!is_indirect && callee.kind != Operand::Kind::function) {
+      refuse(line, "call: the callee must be a function: correct its name");
+    }
     instruction.operands.push_back(std::move(callee));
     bool has_more = lexer_.accept(',');
     const bool has_arguments = has_more && lexer_.peek().is('(');
     instruction.operands.push_back(read_list());
     if (has_arguments) has_more = lexer_.accept(',');
     if (has_more != is_indirect) {
-      refuse(line, is_indirect ? "call: the callee is a register, so a prototype or a list of .calltargets must follow"
-                               : "call: nothing follows the arguments of a named function");
+      refuse(line, is_indirect
+                       ? "call: the callee is a register, so a prototype or a list of .calltargets must follow"
+                       : "call: nothing must follow the arguments of a named function: remove the last operand");
     }
     if (is_indirect) instruction.operands.push_back(read_callees());
   }
@@ -235,11 +245,11 @@ class Body {
     const Entity entity = names_.find(name.text);
     if (entity.kind == Entity::Kind::prototype) return named_operand(Operand::Kind::string, name.text);
     if (entity.kind != Entity::Kind::call_targets) {
-      refuse(name.line, quote(name.text) + " is neither a prototype nor a list of .calltargets before this call");
+      refuse(name.line, quote(name.text) + " must be a prototype or a list of .calltargets before this call: add one");
     }
     for (const std::string_view callee : targets_[entity.index]) {
       if (names_.find(callee).kind == Entity::Kind::function) continue;
-      refuse(name.line, quote(callee) + " of " + quote(name.text) + " is no function");
+      refuse(name.line, quote(callee) + " of " + quote(name.text) + " must be a function: correct the list");
     }
     return vector_of_targets(Operand::Kind::function, entity, name.line);
   }

@@ -97,7 +97,9 @@ class Expression {
  private:
   struct Nesting {
     explicit Nesting(Expression& e) : depth(e.depth_) {
-      if (++depth > kDeepest) refuse(e.lexer_.peek().line, "this constant expression is nested too deeply");
+      if (++depth > kDeepest) {
+        refuse(e.lexer_.peek().line, "this constant expression must be nested less deeply: simplify it");
+      }
     }
     ~Nesting() { --depth; }
     int& depth;
@@ -139,7 +141,7 @@ class Expression {
     if (hex_real(number.text, &constant) || decimal_real(number.text, &constant) || whole(number.text, &constant)) {
       return constant;
     }
-    refuse(number.line, quote(number.text) + " is no number of at most 64 bits");
+    refuse(number.line, quote(number.text) + " must be a number of at most 64 bits: correct its digits");
   }
 
   Constant apply_sign(char sign, Constant value) {
@@ -185,7 +187,7 @@ class Expression {
   }
 
   static uint64_t divide(const Token& mark, uint64_t a, uint64_t b, bool is_unsigned) {
-    if (b == 0) refuse(mark.line, "a constant expression divides by zero");
+    if (b == 0) refuse(mark.line, "a constant expression must not divide by zero: correct the divisor");
     const bool quotient = mark.is('/');
     if (is_unsigned) return quotient ? a / b : a % b;
     if (b == ~uint64_t{0}) return quotient ? 0 - a : 0;  // the one signed division that could overflow
@@ -194,7 +196,9 @@ class Expression {
   }
 
   static Constant shift(const Token& mark, Constant a, uint64_t by) {
-    if (by > 63) refuse(mark.line, "a constant expression shifts by " + std::to_string(by) + "; at most 63 bits");
+    if (by > 63) {
+      refuse(mark.line, "the shift (" + std::to_string(by) + ") of a constant must be at most 63: correct it");
+    }
     if (mark.text == "<<") {
       a.bits <<= by;
     } else if (a.kind == Kind::unsigned_integer) {
@@ -206,7 +210,9 @@ class Expression {
   }
 
   void need_integer(const Constant& value) const {
-    if (value.is_real()) refuse(lexer_.peek().line, "a constant expression computes with integers alone");
+    if (value.is_real()) {
+      refuse(lexer_.peek().line, "a constant expression must have integers only: write the real number alone");
+    }
   }
 
   Lexer& lexer_;
@@ -228,7 +234,9 @@ uint64_t read_offset(Lexer& lexer) {
   while (lexer.peek().is('+') || lexer.peek().is('-')) {
     const Token sign = lexer.take();
     const Constant term = Expression(lexer).read(kProduct);
-    if (term.is_real()) refuse(sign.line, "an offset of an address is a whole number of bytes");
+    if (term.is_real()) {
+      refuse(sign.line, "an offset of an address must be a whole number of bytes: remove the fraction");
+    }
     offset = sign.is('+') ? offset + term.bits : offset - term.bits;
   }
   return offset;
@@ -243,8 +251,8 @@ int64_t read_count(Lexer& lexer, const char* what, int64_t least, int64_t most) 
     const std::string given = value.is_real() ? "a fraction"
                               : too_large     ? std::to_string(value.bits)
                                               : std::to_string(count);
-    refuse(line, std::string(what) + ": " + given + " is not between " + std::to_string(least) + " and " +
-                     std::to_string(most));
+    refuse(line, std::string(what) + " (" + given + ") must be " + std::to_string(least) + " to " +
+                     std::to_string(most) + ": correct it");
   }
   return count;
 }

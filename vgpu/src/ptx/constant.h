@@ -13,12 +13,12 @@ struct Constant {
   bool is_real() const { return kind == Kind::f32 || kind == Kind::f64; }
 };
 
-// True if the next token can begin a constant.
+// Returns true if the next token can begin a constant.
 bool at_constant(const Lexer& lexer);
 Constant read_constant(Lexer& lexer);
 // Reads the next tokens "+4", "-4*2+1", ... if present: the offset of the address before them.
 uint64_t read_offset(Lexer& lexer);
-// Reads a number in [least, most]. `what` names it in a refusal: "threads of a block".
+// Reads a number in [least, most]. `what` names the number in a refusal: "threads of a block".
 int64_t read_count(Lexer& lexer, const char* what, int64_t least, int64_t most);
 
 }  // namespace tandem::vgpu::ptx

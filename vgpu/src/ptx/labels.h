@@ -28,7 +28,7 @@ class Labels {
     int32_t target = -1;
     int32_t depth = -1;
   };
-  struct Placed {  // to be taken back when the scope closes
+  struct Placed {  // restored when the scope closes
     NameId name = -1;
     Label before;
   };

@@ -78,7 +78,7 @@ void Lexer::skip_block() {
   const int32_t opened = next_.line;
   while (!next_.is('}')) {
     if (next_.kind == Token::Kind::end) refuse(opened, "this block is never closed: '}' is missing");
-    if (next_.is('{')) refuse(next_.line, "a '{' within a section");
+    if (next_.is('{')) refuse(next_.line, "a section must not contain '{': remove it");
     next_ = scan();
   }
   next_ = scan();
@@ -182,7 +182,7 @@ Token Lexer::scan_mark() {
     if (rest.starts_with(pair)) size = 2;
   }
   if (size == 0 && marks.find(rest[0]) != marks.npos) size = 1;
-  if (size == 0) refuse(line_, quote(rest.substr(0, 1)) + " is no character of PTX");
+  if (size == 0) refuse(line_, quote(rest.substr(0, 1)) + " must be a character of PTX: remove it");
   at_ += size;
   return {Token::Kind::mark, rest.substr(0, size), line_};
 }

@@ -13,9 +13,10 @@ namespace tandem::vgpu::ptx {
 struct Refusal {
   Status status;
 };
-[[noreturn]] void refuse(int32_t line, const std::string& sentence);       // this is no PTX
-[[noreturn]] void unsupported(int32_t line, const std::string& sentence);  // it is, and beyond this parser
-std::string quote(std::string_view text);                                  // for messages: 'text', short and printable
+[[noreturn]] void refuse(int32_t line, const std::string& sentence);  // this is no PTX
+[[noreturn]] void unsupported(int32_t line,
+                              const std::string& sentence);  // valid PTX that this parser does not support
+std::string quote(std::string_view text);                    // for messages: 'text', short and printable
 std::string with_dot(std::string_view word);
 
 struct Token {
@@ -42,10 +43,10 @@ class Lexer {
   const Token& peek() const { return next_; }
   Token take();
 
-  // Consumes the next token if it is this one.
+  // Consumes the next token if it is this mark.
   bool accept(char mark);
   bool accept(std::string_view dotted);
-  // Requires the next token. `what` names it in a refusal: "expected a name".
+  // Requires the next token. `what` names the token in a refusal: "expected a name".
   void expect(char mark);
   Token expect(Token::Kind kind, const char* what);
   [[noreturn]] void unexpected(const std::string& wanted) const;

@@ -120,7 +120,7 @@ struct RegisterName {
 
 // An initial value of 64 bits that is an address: an offset in bytes from the beginning of a variable.
 struct AddressValue {
-  int64_t at = 0;  // byte of the variable that it is a value of
+  int64_t at = 0;  // position in the variable that has this value
   int32_t variable = -1;
   uint64_t offset = 0;
 };
@@ -142,7 +142,7 @@ struct Function {
   std::string name;
   bool is_entry = false;
   bool has_body = false;            // false: only declared (vprintf); no instructions
-  std::vector<Symbol> symbols;      // module variables first, then parameters, own ones
+  std::vector<Symbol> symbols;      // variables: of the module, parameters, the function's own
   std::vector<int32_t> parameters;  // indices of symbols, in order; results of a .func: results
   std::vector<int32_t> results;
   std::vector<RegisterName> registers;  // registers in use, in order of their first appearance

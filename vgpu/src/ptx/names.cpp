@@ -47,7 +47,7 @@ void NameTable::grow() {
   for (size_t i = 0; i < names_.size(); ++i) slots_[slot_of(names_[i])] = static_cast<NameId>(i);
 }
 
-Names::Names(std::string_view text) : ids_(text.size() / 64) {  // about as many as compilers' output has
+Names::Names(std::string_view text) : ids_(text.size() / 64) {  // about the number in compilers' output
   open();
 }
 

@@ -16,7 +16,7 @@ struct Entity {
   enum class Kind : uint8_t { none, reg, symbol, function, branch_targets, call_targets, prototype };
   Kind kind = Kind::none;
   int32_t index = -1;  // index of a register, symbol, function or list of targets
-  int32_t depth = -1;  // depth of its scope
+  int32_t depth = -1;  // depth of the name's scope
 };
 
 // All names of a text.
@@ -24,14 +24,14 @@ class NameTable {
  public:
   explicit NameTable(size_t expected);
   NameId add(std::string_view name);
-  NameId find(std::string_view name) const;  // -1: not there
+  NameId find(std::string_view name) const;  // -1: absent
   size_t size() const { return names_.size(); }
 
  private:
   size_t slot_of(std::string_view name) const;
   void grow();
 
-  std::vector<NameId> slots_;  // -1: free. Half of them at least are
+  std::vector<NameId> slots_;  // -1: free. At least half of the places are free
   std::vector<std::string_view> names_;
 };
 
@@ -63,9 +63,9 @@ class Names {
     Type type = Type::none;
     int64_t count = 0;
     int32_t depth = -1;
-    int32_t outer = -1;  // registers of the same prefix that these hide in part
+    int32_t outer = -1;  // registers of the same prefix that these partly hide
   };
-  struct Declared {  // to be taken back when the scope closes
+  struct Declared {  // restored when the scope closes
     NameId name = -1;
     Entity before;
   };
@@ -78,7 +78,7 @@ class Names {
   const ParameterizedRegisters* find_parameterized(std::string_view name, int32_t deeper_than) const;
 
   NameTable ids_;
-  std::vector<Entity> entities_;                       // by NameId: what it stands for now
+  std::vector<Entity> entities_;                       // by NameId: the entity that the name denotes now
   std::vector<int32_t> parameterized_by_prefix_;       // by NameId of the prefix: the innermost, or -1
   std::vector<ParameterizedRegisters> parameterized_;  // all open scopes, the innermost last
   std::vector<NameScope> scopes_;

@@ -42,7 +42,7 @@ class Operands {
     const Token& next = lexer_.peek();
     const int32_t line = next.line;
     Operand negated = next.kind == Token::Kind::word ? read_name() : Operand();
-    if (negated.kind != Kind::reg) refuse(line, "'!' stands before a predicate register alone");
+    if (negated.kind != Kind::reg) refuse(line, "'!' must stand before a predicate register: remove it");
     negated.negated = true;
     return negated;
   }
@@ -56,7 +56,9 @@ class Operands {
   }
 
   Operand read_nested() {
-    if (++depth_ > kDeepest) refuse(lexer_.peek().line, "operands are nested too deeply");
+    if (++depth_ > kDeepest) {
+      refuse(lexer_.peek().line, "operands must be nested less deeply: use one vector per operand");
+    }
     Operand nested = lexer_.peek().is('{') ? read_vector() : read_address();
     --depth_;
     return nested;
@@ -81,7 +83,7 @@ class Operands {
     if (base.kind == Kind::reg && !base.negated) {
       address.bits = read_offset(lexer_);
     } else if (base.kind != Kind::symbol && base.kind != Kind::integer) {
-      refuse(line, "an address begins with a register, a variable or a number");
+      refuse(line, "an address must begin with a register, a variable or a number: correct the operand");
     }
     while (lexer_.accept(',')) address.parts.push_back(read_one());
     lexer_.expect(']');
@@ -101,7 +103,9 @@ class Operands {
         return function;
       }
       case Entity::Kind::none: return read_special(name);
-      default: refuse(name.line, quote(name.text) + " is a list of targets or a prototype, and no operand here");
+      default:
+        refuse(name.line,
+               quote(name.text) + " must not be a list of targets or a prototype: pass a register or a variable");
     }
   }
 
@@ -129,8 +133,8 @@ class Operands {
   Operand read_special(const Token& name) {
     if (!is_special_register(name.text)) {
       refuse(name.line, quote(name.text) +
-                            " is not declared: neither as a register or variable seen from here, nor as "
-                            "a function before it, and no special register has this name");
+                            " must be declared before its use: declare a register, variable or function of "
+                            "this name");
     }
     Operand special = make(Kind::special);
     special.text = name.text;
@@ -138,7 +142,7 @@ class Operands {
     const Token part =
         lexer_.expect(Token::Kind::dotted, "'.x', '.y' or '.z' after a special register that is a vector");
     if (part.text != "x" && part.text != "y" && part.text != "z" && part.text != "w") {
-      refuse(part.line, quote(name.text) + " has no component " + quote(part.text));
+      refuse(part.line, quote(name.text) + " has no component " + quote(part.text) + ": use .x, .y or .z");
     }
     special.text.append(".").append(part.text);
     return special;

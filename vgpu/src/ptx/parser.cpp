@@ -35,17 +35,23 @@ class ModuleReader {
     module_.version_minor = version_part(version, version.text.substr(std::min(dot + 1, version.text.size())));
     if (!lexer_.accept("target")) lexer_.unexpected("'.target'");
     module_.target = lexer_.expect(Token::Kind::word, "a target like sm_90a").text;
-    if (!module_.target.starts_with("sm_")) refuse(version.line, quote(module_.target) + " is no target like sm_90a");
+    if (!module_.target.starts_with("sm_")) {
+      refuse(version.line, quote(module_.target) + " must be a target like sm_90a: name the architecture of a GPU");
+    }
     while (lexer_.accept(',')) {
       const Token option = lexer_.expect(Token::Kind::word, "an option of .target");
-      if (option.text == "map_f64_to_f32") unsupported(option.line, "'map_f64_to_f32' is not supported");
+      if (option.text == "map_f64_to_f32") {
+        unsupported(option.line, "'map_f64_to_f32' is not supported: remove the option");
+      }
     }
   }
 
   static int version_part(const Token& version, std::string_view digits) {
     int value = 0;
     for (const char c : digits) value = c >= '0' && c <= '9' && digits.size() < 4 ? value * 10 + (c - '0') : -1;
-    if (digits.empty() || value < 0) refuse(version.line, quote(version.text) + " is no version like 9.0");
+    if (digits.empty() || value < 0) {
+      refuse(version.line, quote(version.text) + " must be a version like 9.0: write two numbers");
+    }
     return value;
   }
 
@@ -67,7 +73,7 @@ class ModuleReader {
       unsupported(word.line, "registers of a module are not supported; declare them in a function");
     const Space space = variable_space(word.text);
     if (space == Space::generic || space == Space::param || space == Space::local) {
-      refuse(word.line, quote(with_dot(word.text)) + " is not known outside of functions");
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of modules: remove it");
     }
     const VariableType type = read_variable_type(reading_, space);
     do declare(read_variable(reading_, type, is_extern));
@@ -77,7 +83,9 @@ class ModuleReader {
 
   void read_address_size() {
     const int32_t line = lexer_.peek().line;
-    if (read_count(lexer_, "address size", 32, 64) != 64) unsupported(line, "addresses of 32 bits are not supported");
+    if (read_count(lexer_, "address size", 32, 64) != 64) {
+      unsupported(line, "addresses of 32 bits are not supported: compile for 64 bits");
+    }
   }
 
   // ".file 1 "name", 1700000000, 4096"
@@ -108,12 +116,13 @@ class ModuleReader {
     lexer_.expect(';');
     for (const Token& name : {alias, target}) {
       if (names_.find(name.text).kind != Entity::Kind::function) {
-        refuse(name.line, ".alias: " + quote(name.text) + " is no function declared before");
+        refuse(name.line,
+               ".alias: " + quote(name.text) + " must be a function that is declared before: add its declaration");
       }
     }
     if (module_.functions[names_.find(alias.text).index].has_body ||
         !aliases_.emplace(alias.text, target.text).second) {
-      refuse(alias.line, ".alias: " + quote(alias.text) + " has a body or an alias already");
+      refuse(alias.line, ".alias: " + quote(alias.text) + " must have neither a body nor another alias: rename it");
     }
   }
 
@@ -132,11 +141,13 @@ class ModuleReader {
       return;
     }
     const Entity known = names_.find(name.text);
-    if (known.kind != Entity::Kind::symbol) refuse(name.line, quote(name.text) + " is declared twice");
+    if (known.kind != Entity::Kind::symbol) {
+      refuse(name.line, quote(name.text) + " must be declared once: rename one declaration");
+    }
     Symbol& before = module_.variables[known.index];
     const bool same = before.space == variable.symbol.space && before.type == variable.symbol.type;
     if (!same || (!before.is_extern && !variable.symbol.is_extern))
-      refuse(name.line, quote(name.text) + " is declared twice");
+      refuse(name.line, quote(name.text) + " must be declared once: rename one declaration");
     if (before.is_extern) before = std::move(variable.symbol);
   }
 
@@ -176,14 +187,16 @@ void ModuleReader::read_function(bool is_entry) {
     lexer_.expect(';');
     if (module_.functions[index].has_body) return;
   } else {
-    if (module_.functions[index].has_body) refuse(name.line, "function " + quote(name.text) + " is defined twice");
+    if (module_.functions[index].has_body) {
+      refuse(name.line, "function " + quote(name.text) + " must be defined once: rename one function");
+    }
     function.has_body = true;
     names_.open();
     names_.number_registers(&function.registers);
     for (const Token& symbol : symbol_names) {
       const auto i = static_cast<int32_t>(&symbol - symbol_names.data());
       if (names_.declare(symbol.text, Entity::Kind::symbol, variable_count() + i)) continue;
-      refuse(symbol.line, quote(symbol.text) + " is declared twice in the same scope");
+      refuse(symbol.line, quote(symbol.text) + " must be declared once in a scope: rename one declaration");
     }
     read_body(reading_, variable_count(), &function);
     names_.close();
@@ -203,7 +216,7 @@ int32_t ModuleReader::place_of_function(const Token& name, bool is_entry) {
   }
   const Entity known = names_.find(name.text);
   if (known.kind != Entity::Kind::function || module_.functions[known.index].is_entry != is_entry) {
-    refuse(name.line, quote(name.text) + " is declared twice");
+    refuse(name.line, quote(name.text) + " must be declared once: rename one declaration");
   }
   return known.index;
 }
@@ -249,7 +262,7 @@ void ModuleReader::read_function_directives(Function& function) {
     } else if (word.text == "maxnctapersm" || word.text == "abi_preserve" || word.text == "abi_preserve_control") {
       read_count(lexer_, "number of this directive", 0, INT32_MAX);  // for the compiler of the machine's code alone
     } else if (word.text != "noreturn") {
-      refuse(word.line, quote(with_dot(word.text)) + " is not known as a directive of a function");
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of a function: remove it");
     }
   }
 }

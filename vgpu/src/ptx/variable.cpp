@@ -37,7 +37,7 @@ class InitialValues {
     const bool is_open = dimension == 0 && dimensions_[0] == 0;
     do {
       if (!is_open && index == dimensions_[dimension]) {
-        refuse(line, quote(symbol_->name) + " has more initial values than elements");
+        refuse(line, quote(symbol_->name) + " must not have more initial values than elements: enlarge the array");
       }
       const int64_t at = first + index * stride;
       if (dimension + 1 < dimensions_.size()) {
@@ -115,7 +115,9 @@ std::vector<int64_t> read_dimensions(Lexer& lexer) {
   std::vector<int64_t> dimensions;
   while (lexer.peek().is('[')) {
     const int32_t line = lexer.take().line;
-    if (dimensions.size() == kMaxDimensions) refuse(line, "an array has too many dimensions; at most 16");
+    if (dimensions.size() == kMaxDimensions) {
+      refuse(line, "an array must have at most 16 dimensions: join some of them");
+    }
     const bool is_open = dimensions.empty() && lexer.peek().is(']');
     dimensions.push_back(is_open ? 0 : read_count(lexer, "elements of an array", 1, kMaxBytes));
     lexer.expect(']');
@@ -127,7 +129,7 @@ int32_t read_alignment(Lexer& lexer) {
   const int32_t line = lexer.peek().line;
   const int64_t alignment = read_count(lexer, "alignment", 1, kMaxAlignment);
   if (!std::has_single_bit(static_cast<uint64_t>(alignment))) {
-    refuse(line, "alignment: " + std::to_string(alignment) + " is no power of two");
+    refuse(line, "alignment (" + std::to_string(alignment) + ") must be a power of two: correct it");
   }
   return static_cast<int32_t>(alignment);
 }
@@ -223,13 +225,13 @@ Variable read_variable(Reading& reading, const VariableType& type, bool is_exter
   int64_t rows = 0;
   if (lexer.accept('=')) {
     if (type.space != Space::global && type.space != Space::constant) {
-      refuse(name.line, quote(name.text) + ": variables of .global and .const alone have initial values");
+      refuse(name.line, quote(name.text) + " must be in .global or .const to have initial values: remove the values");
     }
     rows = InitialValues(reading, dimensions, &symbol).read();
   }
   if (is_open) symbol.elements *= rows;
   if (symbol.elements == 0 && !is_extern && type.space != Space::param) {
-    refuse(name.line, quote(name.text) + " has no size; .extern .shared arrays alone may leave it to the launch");
+    refuse(name.line, quote(name.text) + " must have a size: only .extern .shared arrays have the size of the launch");
   }
   return variable;
 }
@@ -249,7 +251,7 @@ void read_registers(Reading& reading) {
     } else {
       is_new = reading.names.declare_register(name.text, type);
     }
-    if (!is_new) refuse(name.line, quote(name.text) + " is declared twice in the same scope");
+    if (!is_new) refuse(name.line, quote(name.text) + " must be declared once in a scope: rename one declaration");
   } while (lexer.accept(','));
   lexer.expect(';');
 }

@@ -70,7 +70,7 @@ constexpr std::string_view kScalars[] = {"%aggr_smem_size",
 
 static_assert(std::ranges::is_sorted(kOpcodes) && std::ranges::is_sorted(kVectors) && std::ranges::is_sorted(kScalars));
 
-// True for %envreg7 and similar: a name and a number below `count`, then the required suffix.
+// Returns true for %envreg7 and similar: a name and a number below `count`, then the required suffix.
 bool is_numbered(std::string_view word, std::string_view name, int count, std::string_view tail = {}) {
   if (!word.starts_with(name) || !word.ends_with(tail)) return false;
   word.remove_prefix(name.size());

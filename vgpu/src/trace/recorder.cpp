@@ -53,7 +53,7 @@ class Busy {
   }
 
  private:
-  std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent ones are merged
+  std::map<int64_t, int64_t> spans_;  // begins and ends; adjacent intervals are merged
 };
 
 // A barrier that counts generations: a named barrier, or the cluster's.
@@ -105,7 +105,7 @@ class BlockRecorder final : public Recorder {
   void executes(const Actor& actor) override {
     TracedWarp* warp = warp_of(actor);
     if (warp == nullptr) return;
-    if (warp->trying == actor.instruction) {  // the tries before were one
+    if (warp->trying == actor.instruction) {  // earlier tries count as one
       warp->executed.resize(warp->tried_at);
     } else if (tries_barrier(actor.instruction)) {
       warp->trying = actor.instruction;
@@ -133,7 +133,7 @@ class BlockRecorder final : public Recorder {
       const int32_t quarter = operation.unit == kTensorMemory ? actor.warp % 4 : 0;  // each warp has its own lanes
       const int32_t issuer = number_of(actor) - (kind == AsyncKind::wgmma ? actor.warp % 4 : 0);
       const int64_t steps = std::max<int64_t>(1, work_of(kind, actor.instruction, reads, writes));
-      int64_t& before = last_of_[{operation.unit, issuer}];  // its operations keep their order
+      int64_t& before = last_of_[{operation.unit, issuer}];  // operations of a warp keep their order
       operation.begin =
           busy_[{operation.block * kUnits + operation.unit, quarter}].take(std::max(operation.issued, before), steps);
       operation.end = before = operation.begin + steps;

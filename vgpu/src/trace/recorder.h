@@ -24,10 +24,10 @@ struct Costs {
 
 class Recorder : public Observer {
  public:
-  // block: the first one, linear in the grid.
+  // block: the first recorded block, linear in the grid.
   static std::unique_ptr<Recorder> create(const LaunchDescription& launch, int32_t block, const Costs& costs = {},
                                           int32_t blocks = 1);
-  // Call it after the launch has ended, while its program lives.
+  // Call this function after the launch has ended, while its program lives.
   virtual Timeline timeline() const = 0;
 };
 

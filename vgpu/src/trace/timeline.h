@@ -14,7 +14,7 @@ struct Slice {
   Activity activity = Activity::compute;
   int64_t begin = 0, end = 0;  // steps
   int32_t name = 0;            // index of Timeline::names
-  int32_t instruction = -1;    // the first one's, -1: several
+  int32_t instruction = -1;    // executed instruction; -1: several
 };
 
 // The end of a wait: the row that arrived last, its step, and the step at which the waiting row proceeded.

@@ -23,7 +23,7 @@ uint32_t packed_bytes(const gpu::TensorMapSpec& map) {
 
 // A row of the box: dimension 0, contiguous on both sides.
 struct BoxRow {
-  uint64_t global = 0;           // address of its first element, inside the tensor or not
+  uint64_t global = 0;           // address of the first element, perhaps outside the tensor
   uint32_t image = 0;            // offset in the image
   uint32_t first = 0, last = 0;  // bytes of the row inside the tensor: [first, last)
 };
@@ -144,11 +144,11 @@ Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
   const int64_t first = int64_t{copy.coordinates[0]} * global_bits(map.type) / 8;
   if (first % 16 != 0 || int64_t{copy.coordinates[0]} * global_bits(map.type) % 8 != 0)
     return Status::invalid(str_cat("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,
-                                   " bytes) must be a multiple of 16 bytes: a GPU calls it an illegal instruction"));
+                                   " bytes) must be a multiple of 16 bytes: a GPU reports an illegal instruction"));
   for (int32_t i = 0; !is_load && i < rank && copy.mode == BoxMode::tile; ++i) {
     if (copy.coordinates[i] < 0)
       return Status::invalid(str_cat("coordinate ", i, " of a tensor store (", copy.coordinates[i],
-                                     ") must not be negative: a GPU calls it an illegal instruction"));
+                                     ") must not be negative: a GPU reports an illegal instruction"));
   }
   // The swizzle's pattern follows the absolute address, so that the image need be aligned only to 128 bytes.
   if (copy.shared % 128 != 0)

@@ -106,7 +106,7 @@ inline void multiply(const DenseProduct<T>& f) {
 // A copy of the product, because stores to d might change one that is visible outside.
 inline void product_f32(const DenseProduct<float>& product) { multiply(DenseProduct<float>(product)); }
 
-// Unsigned, so that sums may wrap.
+// The type is unsigned, so that sums may wrap.
 inline void product_s32(const DenseProduct<int32_t>& p, bool saturate) {
   const DenseProduct<uint32_t> wrapping = {.m = p.m,
                                            .n = p.n,
@@ -122,7 +122,7 @@ inline void product_s32(const DenseProduct<int32_t>& p, bool saturate) {
     multiply(wrapping);
     return;
   }
-  // The products of a row alone cannot wrap: 64 of them at most, of 8-bit numbers.
+  // The products of a row alone cannot wrap: at most 64 products of 8-bit numbers.
   for (int r = 0; r < p.m; ++r) {
     for (int n0 = 0; n0 < p.n; n0 += 64) {
       uint32_t sums[64];
@@ -204,7 +204,7 @@ inline void unpack_as(const std::byte* window, const uint32_t* offsets, int coun
       for (int j = 0; j < elements; ++j) to[j] = element_value<F, T>(element<F>(bytes + offsets[i], j));
     return;
   }
-  // Eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
+  // Processes eight chunks at a time. The chunks' columns are written in rows of 8 while they are in the cache.
   int i = 0;
   for (; i + 8 <= count; i += 8) {
     std::conditional_t<elements == 8, uint16_t, uint32_t> raw[elements][8];

@@ -13,7 +13,7 @@ namespace {
 inline constexpr uint32_t kNaN = 0x7fffffff;
 inline constexpr uint32_t kInfinity = 0x7f800000;
 inline constexpr uint32_t kSign = 0x80000000;
-inline constexpr uint32_t kTf32 = 0xffffe000;  // the bits of a float32 that are tf32's
+inline constexpr uint32_t kTf32 = 0xffffe000;  // the bits of a float32 that tf32 has
 
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float value(uint32_t x) { return __builtin_bit_cast(float, x); }
@@ -87,7 +87,8 @@ template <Format F>
 inline uint32_t finish(uint32_t kept, uint32_t magnitude, uint32_t negative, uint32_t outward, const FitMasks& fit) {
   constexpr Shape s = shape_of<F>();
   constexpr uint32_t infinity = s.max + 1;
-  constexpr bool saturates = !s.has_infinity || s.exponent + s.mantissa < 15;  // .satfinite is mandatory there
+  constexpr bool saturates =
+      !s.has_infinity || s.exponent + s.mantissa < 15;  // .satfinite is mandatory for these formats
   const uint32_t overflows = mask(!saturates) & ~fit.saturate & (outward | mask(magnitude == kInfinity));
   uint32_t result = pick(kept > s.max, pick(overflows, infinity, s.max), kept);
   result |= negative & (1u << (s.exponent + s.mantissa));
@@ -140,7 +141,7 @@ inline float decode_one(uint32_t x) {
   constexpr Shape s = shape_of<F>();
   constexpr uint32_t sign = F == Format::ue4m3 ? 0 : 1u << (s.exponent + s.mantissa);
   const uint32_t magnitude = x & ((1u << (s.exponent + s.mantissa)) - 1);
-  // Built as a float32 with the narrow exponent, then scaled: exact, subnormal numbers included.
+  // The value is built as a float32 with the narrow exponent, then scaled, which is exact for subnormal numbers too.
   const float scaled = value(magnitude << (23 - s.mantissa)) * value(static_cast<uint32_t>(254 - s.bias) << 23);
   uint32_t result = bits(scaled);
   if constexpr (s.has_infinity) result |= mask(magnitude > s.max) & kInfinity;

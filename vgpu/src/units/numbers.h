@@ -53,11 +53,11 @@ struct Rows {
   Unary rcp[4][2], sqrt[4][2];
   Unary saturate;  // .sat: into [0, 1], NaN to +0
 
-  // Approximations within the bounds of the PTX ISA. Nearly always they return the value nearest to the exact result.
-  // [ftz]
+  // Approximations within the bounds of the PTX ISA. Nearly always these functions return the value nearest to the
+  // exact result. [ftz]
   Unary ex2_approx[2], lg2_approx[2], rcp_approx[2], rsqrt_approx[2], sqrt_approx[2], sin_approx[2], cos_approx[2];
   Unary tanh_approx;
-  Binary div_approx[2];  // 2^126 < |b| < 2^128: zero, as the GPU has it
+  Binary div_approx[2];  // 2^126 < |b| < 2^128: zero, as on the GPU
   Binary div_full[2];
 
   // A number wins against NaN, unless NaN is propagated. -0 < +0. [propagate NaN][ftz]

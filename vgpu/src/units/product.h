@@ -35,7 +35,7 @@ struct ChunkList {
 struct Products {
   const char* target;
   void (*f32)(const DenseProduct<float>& product);  // NaN becomes 0x7fffffff
-  // saturate: the final sum goes to the nearest end of int32, otherwise it wraps. Elements of 8 bits.
+  // saturate: the final sum goes to the nearest end of int32, otherwise it wraps. Elements have 8 bits.
   void (*s32)(const DenseProduct<int32_t>& product, bool saturate);
   // Unpacks chunks into rows of `to` with this pitch, or into its columns (across).
   void (*unpack_f32)(const ChunkList& chunks, bool across, int64_t pitch, float* to);

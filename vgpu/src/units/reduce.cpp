@@ -50,7 +50,8 @@ float flush(float x) {
   return (u & 0x7f800000) != 0 ? x : std::bit_cast<float>(u & 0x80000000);
 }
 
-// Subnormal numbers are kept unless the tensor map's type flushes them. The ISA flushes them, but an H200 does not.
+// Subnormal numbers are kept unless the tensor map's type flushes them. The ISA flushes subnormal numbers, but an H200
+// does not.
 template <bool Ftz>
 uint32_t add_f32(uint32_t a, uint32_t b) {
   const auto x = std::bit_cast<float>(a), y = std::bit_cast<float>(b);

@@ -9,7 +9,7 @@
 namespace tandem::vgpu::units {
 namespace {
 
-inline constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer
+inline constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52: adding a number rounds it to an integer
 
 // 2^x for |x| < 1000: x = n + r / ln 2, Taylor series of e^r, error 2^-42.
 inline double exp2_of(double x) {

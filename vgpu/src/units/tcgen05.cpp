@@ -191,7 +191,7 @@ void multiply(const Tmma& mma, const DatapathPart& part, const T* b, const T* a,
   }
 }
 
-// True for the usual case: sums in float32, in place.
+// Returns true for the usual case: sums in float32, in place.
 bool is_in_place(const Tmma& mma) {
   const auto& disabled = mma.operands.disabled_lanes;
   return mma.d == Sum::f32 && mma.operands.scale_d == 0 &&

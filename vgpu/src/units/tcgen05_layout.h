@@ -16,10 +16,10 @@ struct DatapathPart {
   int cta = 0;  // index in the group
   int lane = 0, lanes = 0;
   int row = 0;                  // row of A in this block
-  int column = 0, columns = 0;  // columns of the product, from D's first one
+  int column = 0, columns = 0;  // columns of the product, from D's first column
 };
 
-// True for M = 64 without .ws (layout F), which uses every second group of 16 lanes.
+// Returns true for M = 64 without .ws (layout F), which uses every second group of 16 lanes.
 inline bool is_half_datapath(const Tmma& mma) { return mma.form.group == 1 && mma.m == 64 && !mma.form.ws; }
 
 // Returns the number of column blocks, which are in different lanes (layouts B, E and G).

@@ -13,7 +13,7 @@ struct Encoding {
   uint64_t mark;
   uint64_t left_alone;  // CUTLASS clears bit 21 here, for drivers before 13.2
   uint64_t address;
-  uint32_t dims[gpu::kMaxTensorRank];  // less one: 2^32 is allowed
+  uint32_t dims[gpu::kMaxTensorRank];  // size - 1, because 2^32 is allowed
   uint32_t reserved;
   uint64_t byte_strides[gpu::kMaxTensorRank];
   uint16_t box[gpu::kMaxTensorRank];
@@ -196,7 +196,7 @@ Status replace(void* map, MapField field, int32_t index, uint64_t value) {
   const auto small = static_cast<uint8_t>(value > 255 ? 255 : value);
   switch (field) {
     case MapField::global_address: e.address = value; break;
-    case MapField::rank: e.rank = static_cast<uint8_t>(small + 1); break;  // the instruction takes it less one
+    case MapField::rank: e.rank = static_cast<uint8_t>(small + 1); break;  // the instruction encodes rank - 1
     case MapField::box_dim: e.box[index] = static_cast<uint16_t>(value > 0xffff ? 0xffff : value); break;
     case MapField::global_dim:
       if (value == 0) return Status::invalid(str_cat("tensormap.replace: size of dimension ", index, " must not be 0"));

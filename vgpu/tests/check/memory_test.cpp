@@ -59,7 +59,7 @@ TEST_F(Global, Uninitialised) {
   Play play({}, buffers);
   play.store(play.at(0, kOne, "st.global"), z + 8, 4, 4, Memory::global);
   play.load(play.at(0, kOne, "ld.global"), z + 8, 4, 4, Memory::global);
-  play.load(play.at(0, kOne, "ld.global.v4"), z, 16, 4, Memory::global);  // some of it has been written
+  play.load(play.at(0, kOne, "ld.global.v4"), z, 16, 4, Memory::global);  // some of these bytes have been written
   EXPECT_EQ(play.text(), "");
   play.load(play.at(0, kOne, "ld.global"), z + 4, 4, 4, Memory::global);
   EXPECT_EQ(play.rules(), "uninitialised");

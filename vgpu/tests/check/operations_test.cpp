@@ -420,7 +420,7 @@ TEST(BulkStore, LanesOfOneInstructionMayMakeTheSameCopy) {
     int32_t warp;
     uint32_t lane;
     Between between;
-    uint32_t from, to;  // offset from the first one's bytes
+    uint32_t from, to;  // offset from the bytes of the first access
     std::string rules;
   };
   for (const Second& c :

@@ -140,8 +140,8 @@ TEST_F(Tensor, FencesAreWanted) {
   EXPECT_EQ(play.rules(), "missing-tcgen05-fence missing-tcgen05-fence");
 }
 
-// Scales are copied over the preceding product's, and over unused ones. A fence after the wait for products suffices;
-// the loading warps may pass further barriers.
+// Scales are copied over the scales of the preceding product, and over unused scales. A fence after the wait for
+// products suffices; the loading warps may pass further barriers.
 TEST_F(Tensor, BarriersBehindAFenceTakeNothingFromIt) {
   multiply();
   commit(0);

@@ -246,7 +246,7 @@ TEST_F(DeviceTest, UnwrittenMemoryIsAFinding) {
   says(launch(to, 2, from, kCount), "uninitialised");
   good(device->fill(from, 0, kCount * sizeof(float), nullptr));
   good(launch(to, 2, from, kCount));
-  good(launch(from, 2, to, kCount));  // a kernel has written it
+  good(launch(from, 2, to, kCount));  // a kernel has written the memory
   const gpu::NamedBuffer buffers[] = {{"from", from, kCount * sizeof(float), false, false},
                                       {"to", to, kCount * sizeof(float), true, false}};
   says(launch(to, 2, from, kCount, buffers), "from");

@@ -18,7 +18,7 @@ namespace tandem::test {
 
 // The device features that an instruction needs.
 enum class Needs : uint8_t {
-  any,        // every device of ours: sm_90 and later
+  any,        // every device of these tests: sm_90 and later
   hopper,     // sm_90a alone: wgmma
   blackwell,  // sm_100a alone: tcgen05 and its kin
 };
@@ -39,8 +39,8 @@ const std::vector<Bench>& benches();
 // Memory of a device that a kernel receives as a parameter.
 struct Memory {
   std::vector<std::byte> bytes;  // before the launch, afterwards what the kernel left
-  bool output = false;           // else it is only read
-  bool scratch = false;          // its contents are no result: addresses, for example
+  bool output = false;           // else the kernel only reads the memory
+  bool scratch = false;          // the contents are no result: addresses, for example
 
   Memory() = default;
   template <class T>

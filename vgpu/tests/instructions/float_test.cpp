@@ -239,8 +239,8 @@ TEST(Float, FlushesWhatIsTinyWhenRounded) {
 }
 
 // Values just below the smallest normal number. The largest number of 24 bits there is tiny without rounding and is
-// flushed. Rounded outwards to a subnormal number's bits it would be the smallest normal number. No sum has this value,
-// because sums are multiples of 2^-149.
+// flushed. Rounded outwards to a subnormal number's bits, this number would be the smallest normal number. No sum has
+// this value, because sums are multiples of 2^-149.
 TEST(Float, FlushesTheLargestTinyNumber) {
   std::vector<Form> forms;
   for (const Mode& mode : kModes) {

@@ -160,7 +160,7 @@ TEST(HalfPrecision, SignsAndChoices) {
 
 TEST(HalfPrecision, Approximations) {
   std::vector<Form> forms;
-  // Each half within a relative or absolute error.
+  // Checks each half within a relative or absolute error.
   const auto bounded = [](Format format, double relative, double absolute, int count) {
     return [=](const Values&, uint64_t got, uint64_t want) {
       for (int i = 0; i < count; ++i) {

@@ -23,7 +23,7 @@ struct Thread {
   u32 r[kRegisters];
 };
 using Threads = std::vector<Thread>;  // threads of a block
-using Active = std::vector<u32>;      // some of them, by number
+using Active = std::vector<u32>;      // numbers of the active threads
 using Effect = std::function<void(Threads&, const Active&)>;
 
 u32 of_float(float x) { return std::isnan(x) ? 0x7fffffffu : std::bit_cast<u32>(x); }

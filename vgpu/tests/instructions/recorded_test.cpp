@@ -40,7 +40,7 @@ TEST(Recorded, BitsMustBeEqualButForApproximations) {
     EXPECT_NE(difference_of(exact, 0x3f800000, 0x3f800001), "") << exact;
     EXPECT_TRUE(Left(exact, {1, 2}).record().outputs.empty());
   }
-  const char* ex2 = "ex2.approx.ftz.f32 d, a;";  // two units, of both
+  const char* ex2 = "ex2.approx.ftz.f32 d, a;";  // the difference may be two units of each result
   EXPECT_EQ(difference_of(ex2, 0x3f800000, 0x3f800004), "");
   EXPECT_NE(difference_of(ex2, 0x3f800000, 0x3f800005), "");
   EXPECT_NE(difference_of(ex2, 0x3f800000, 0xbf800000), "");
@@ -49,7 +49,7 @@ TEST(Recorded, BitsMustBeEqualButForApproximations) {
   EXPECT_EQ(difference_of(ex2, 0x7fc00000, 0x7fffffff), "") << "any NaN";
   EXPECT_NE(difference_of(ex2, 0x7fc00000, 0x3f800000), "");
   EXPECT_EQ(difference_of(ex2, 0x00800001, 0x00000000), "") << "one of them flushed";
-  const char* tanh = "tanh.approx.bf16x2 d, a;";  // 2^-8, of both
+  const char* tanh = "tanh.approx.bf16x2 d, a;";  // the difference may be 2^-8 of each result
   EXPECT_EQ(difference_of(tanh, 0x3f003f00, 0x3f023eff), "");
   EXPECT_NE(difference_of(tanh, 0x3f003f00, 0x3f003f03), "");
   EXPECT_NE(difference_of(tanh, 0x3f003f00, 0x3f033f00), "");

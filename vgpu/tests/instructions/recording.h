@@ -39,7 +39,7 @@ struct Recording {
 };
 // Throws std::runtime_error with the line if the file is no recording. A missing file is an empty recording.
 Recording read_recording(const std::string& path);
-const Recording& the_recording();  // the environment's file, or this folder's
+const Recording& the_recording();  // the file that the environment names, or of this folder
 
 // Returns the key of a kernel before its launch.
 uint64_t key_of(const BenchKernel& kernel, const std::string& text);

@@ -1,6 +1,6 @@
 // PTX ISA, "TensorCore 5th Generation Family Instructions" of Blackwell: allocation, loads and stores, copies, the
 // shift, products, commits; and clusterlaunchcontrol. vgpu/tests/units compares the products with plain products. These
-// tests run them in whole kernels. Values are small integers, whose sums are exact.
+// tests run products in whole kernels. Values are small integers, whose sums are exact.
 #include "vgpu/src/units/tcgen05.h"
 
 #include <algorithm>

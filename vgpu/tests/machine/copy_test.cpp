@@ -246,7 +246,7 @@ TEST(BulkCopy, StAsyncCompletesBytesInTheOtherBlock) {
   });
 }
 
-// Two groups. The older group is awaited first. Bytes beyond the source are zeros.
+// The older of two groups is awaited first. Bytes beyond the source are zeros.
 TEST(CpAsync, GroupsAndArrivals) {
   const TestKernel k(kernel(R"(
     .reg .b32 %r<14>; .reg .b64 %rd<8>; .reg .pred %p<10>;

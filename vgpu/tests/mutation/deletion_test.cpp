@@ -18,8 +18,8 @@ namespace tandem::test {
 namespace {
 
 struct Survivor {
-  std::string instruction, line;  // parts of its name, and of a source line that it comes from
-  int most = 1;                   // copies of it: the compiler unrolls loops
+  std::string instruction, line;  // parts of its name, and of its source line
+  int most = 1;                   // copies of the instruction: the compiler unrolls loops
 };
 
 // "mbarrier.try_wait at mbarrier_wait(&s.k_empty", or the same after "3 x "; the reason is indented.
@@ -85,7 +85,7 @@ std::string trimmed(const std::string& line) {
   return first == std::string::npos ? "" : line.substr(first);
 }
 
-// True if one of a few schedules has a finding or a wrong result.
+// Returns true if one of a few schedules has a finding or a wrong result.
 bool is_caught(const std::vector<Subject>& subjects, const std::vector<std::string>& kernels) {
   constexpr int kSchedules = 6;
   for (int n = 0; n < kSchedules; ++n) {
@@ -116,7 +116,7 @@ std::vector<char> are_caught(const std::vector<Subject>& subjects, const std::ve
   return caught;
 }
 
-// subjects: problems of one kernel. Together they should execute nearly all of its instructions.
+// subjects: problems of one kernel. Together these problems should execute nearly all of the kernel's instructions.
 void expect_survivors(const char* name, const std::vector<Subject>& subjects, const char* listed,
                       const char* entry = "forward") {
   const std::vector<Survivor> known = read(listed);

@@ -17,12 +17,12 @@ namespace {
 constexpr const char* kWrongResult = "wrong-result";
 
 struct Expected {
-  std::string rule, line;  // a part of the source line that one of the parties is at
+  std::string rule, line;  // a part of the source line of one of the two accesses
 };
 
 struct Mutation {
-  std::string name, file, of, behind, from, to;  // the case is in of
-  std::vector<Expected> caught;                  // any of these
+  std::string name, file, of, behind, from, to;  // member `of`: the flags of the case
+  std::vector<Expected> caught;                  // one of these must be found
 };
 
 struct Catalogue {

@@ -21,7 +21,7 @@ namespace tandem::test {
 struct Found {
   std::string rule;
   std::string text;                          // the whole report
-  std::set<std::pair<std::string, int>> at;  // source lines of both parties and of their calls
+  std::set<std::pair<std::string, int>> at;  // source lines of both accesses and of their calls
   bool warning = false;
 };
 
@@ -74,7 +74,7 @@ class Changed {
   std::map<std::string, std::string> changed_;  // storage for texts_
 };
 
-// Skipped if no compiler is available.
+// Tests are skipped if no compiler is available.
 class CompilerTest : public testing::Test {
  protected:
   void SetUp() override;

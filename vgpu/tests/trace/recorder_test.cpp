@@ -192,7 +192,7 @@ TEST_F(RecorderTest, WhatIsIssuedEarlierFindsItsGap) {
             (Texts{"cp.async 100-110", "cp.async 110-120", "cp.async 5-15", "cp.async 120-130"}));
 }
 
-// Each warp has separate lanes of tensor memory. The operations that it issues keep their order.
+// Each warp has separate lanes of tensor memory. The operations of a warp keep their order.
 TEST_F(RecorderTest, WarpsLoadTensorMemoryTogether) {
   const int32_t load = program.place("tcgen05", {"ld", "sync"});
   const Span from{.memory = Memory::tensor, .cta = 1, .address = 0, .bytes = 128, .rows = 32};
@@ -210,9 +210,9 @@ TEST_F(RecorderTest, WaitsEndWhenTheLastHasArrived) {
   executes(0, kComputes, 2);
   executes(1, kLoads, 9);
   executes(0, kTries);
-  arrives(1);  // its tenth
+  arrives(1);  // the tenth instruction
   recorder->mbarrier_completes(barrier, 0);
-  executes(0, kTries);  // again: tries count once
+  executes(0, kTries);  // further tries count once
   executes(0, kTries);
   passes(0, 0);
   executes(0, kComputes);

@@ -10,7 +10,7 @@ namespace {
 struct Kind {
   Format format;
   int exponent, mantissa, bias;
-  bool infinity;   // has one, and all ones in the exponent are infinity and NaN
+  bool infinity;   // the format has infinity and NaN, with an exponent of ones
   uint32_t nan;    // result of NaN
   bool saturates;  // always
 };

@@ -83,7 +83,7 @@ TEST_P(Arithmetic, IsRoundedExactly) {
                fma = on_rows<float>(rows->fma[mode][ftz], o.a, o.b, o.c),
                rcp = on_rows<float>(rows->rcp[mode][ftz], o.a), sqrt = on_rows<float>(rows->sqrt[mode][ftz], o.a);
     for (size_t i = 0; i < o.a.size(); ++i) {
-      // Volatile, so that the value is computed in this rounding mode.
+      // The variable is volatile, so that the value is computed in this rounding mode.
       volatile float a = flush(o.a[i], ftz), b = flush(o.b[i], ftz), c = flush(o.c[i], ftz), one = 1;
       const auto want = [&, f = ftz, r = rounding](auto&& g) { return wanted(r, f, g); };
       const std::string where =

@@ -174,7 +174,7 @@ TEST(TensorMap, FieldsCanBeReplaced) {
     ASSERT_TRUE(status.ok()) << status.message;
   };
   set(MapField::global_address, 0, reinterpret_cast<uint64_t>(memory + 64));
-  set(MapField::rank, 0, 1);  // rank less one
+  set(MapField::rank, 0, 1);  // rank - 1
   set(MapField::global_dim, 1, 77);
   set(MapField::global_stride, 0, 4096);  // stride of dimension 1
   set(MapField::box_dim, 1, 8);

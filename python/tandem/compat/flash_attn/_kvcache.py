@@ -165,7 +165,7 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
             f"({q.shape[-1]})"
         )
     if k is None:
-        raise ValueError("rotary_cos is given without k: it turns new keys, and queries to match; give k and v as well")
+        raise ValueError("rotary_cos must not be given without k, because it rotates new keys: give k and v as well")
     if rotary.seqlens is not None:
         _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel())
     start = (cache.seqlens if rotary.seqlens is None else rotary.seqlens).long()
@@ -175,7 +175,7 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
         place = start[sequence] + (place if by_place else 0)
         if place.numel() and not place.is_cuda and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
             raise ValueError(
-                f"rotary_cos has {cos.shape[0]} places, but {int(place.min())} to {int(place.max())} are needed: "
+                f"rotary_cos ({cos.shape[0]} places) must have places {int(place.min())} to {int(place.max())}: "
                 "compute it for all places of the cache"
             )
         turned.append(rotate(x, cos, sin, place, rotary.interleaved))
@@ -197,7 +197,7 @@ def _checked(cache, q, batch, cu_seqlens_q):
         )
     for name, x in (("k_cache", k), ("v_cache", v)):
         if x.stride(-1) != 1:
-            raise ValueError(f"{name} (strides {x.stride()}) is used in place: its last dimension must be contiguous")
+            raise ValueError(f"{name} (strides {x.stride()}) must have a contiguous last dimension: copy it")
     if batch < 1 or (cache.batch_idx is None and batch > k.shape[0]):
         raise ValueError(
             f"q has a batch of {batch}, which must be at least 1 and at most k_cache's ({k.shape[0]}); by "

@@ -71,8 +71,8 @@ def unpad_input(hidden_states, attention_mask, unused_mask=None):
 def unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length):
     """Like unpad_input, for rows that hold several sequences one after the other.
 
-    attention_mask_in_length (batch, seqlen, int) begins with the lengths of the row's sequences, zeros after them.
-    For example, [2, 3, 0, 0, 0, 0] is a sequence of 2, one of 3, and padding. Returns (rows, indices, cu_seqlens,
+    attention_mask_in_length (batch, seqlen, int) begins with the lengths of the row's sequences, zeros after them. For
+    example, [2, 3, 0, 0, 0, 0] is a sequence of 2, a sequence of 3, and padding. Returns (rows, indices, cu_seqlens,
     longest).
     """
     filled = attention_mask_in_length.sum(dim=-1, keepdim=True)

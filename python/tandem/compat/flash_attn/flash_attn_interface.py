@@ -9,8 +9,8 @@ head_dim) with cu_seqlens (batch + 1, int32). head_dim is at most 512 on CPUs an
 - dropout_p: rounded to a multiple of 1/256; kept entries are scaled by 1 / (1 - dropout_p).
 - return_attn_probs: the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
   total_q), is float32 and has a gradient. The LSE is +inf for a row that sees no key, where tandem.attention returns
-  -inf. S_dmask is empty without dropout. With it, S_dmask holds the probabilities, (batch, heads, seqlen_q, seqlen_k),
-  negative where they were dropped. S_dmask is for tests, because it has the size that attention avoids.
+  -inf. S_dmask is empty without dropout. With dropout, S_dmask holds the probabilities, (batch, heads, seqlen_q,
+  seqlen_k), negative where they were dropped. S_dmask is for tests, because it has the size that attention avoids.
 - FLASH_ATTENTION_DETERMINISTIC=1 in the environment means deterministic=True in every call.
 
 T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.

@@ -1,11 +1,11 @@
 // Runtime functions that are not served. Every name resolves, so that programs load. A call prints a sentence.
 #include "vgpu/src/driver/runtime/runtime.h"
 
-#define TANDEM_REFUSE(name)                                                                  \
-  extern "C" [[gnu::visibility("default")]] tandem::vgpu::driver::CUresult name() {          \
-    return tandem::vgpu::driver::runtime::refuse(#name, tandem::vgpu::driver::kNotSupported, \
-                                                 "the virtual GPU does not serve it");       \
-  }                                                                                          \
+#define TANDEM_REFUSE(name)                                                                                        \
+  extern "C" [[gnu::visibility("default")]] tandem::vgpu::driver::CUresult name() {                                \
+    return tandem::vgpu::driver::runtime::refuse(#name, tandem::vgpu::driver::kNotSupported,                       \
+                                                 "the virtual GPU does not serve this function: remove the call"); \
+  }                                                                                                                \
   static_assert(true)
 
 TANDEM_REFUSE(__cudaGetProcAddress);

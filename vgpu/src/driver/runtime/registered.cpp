@@ -1,5 +1,5 @@
-// Registrations that nvcc generates before main(): fat binaries, their kernels and variables. Addresses identify them
-// in the program. A module is loaded on first use.
+// Registrations that nvcc generates before main(): fat binaries, their kernels and variables. Addresses identify
+// kernels and variables in the program. A module is loaded on first use.
 #include <cstring>
 #include <deque>
 #include <map>

@@ -139,7 +139,7 @@ Status Builder::refuse(const ptx::Instruction& i, const std::string& why) const 
 }
 
 Status Builder::unknown(const ptx::Instruction& i, const Modifiers& words) const {
-  return words.left().empty() ? Status() : refuse(i, words.left() + " is not supported");
+  return words.left().empty() ? Status() : refuse(i, words.left() + " must be a supported modifier: remove it");
 }
 
 Status Builder::fail(const ptx::Instruction& i) {
@@ -196,7 +196,7 @@ int32_t Builder::of_register(const ptx::Operand& operand, int width) {
     return inverse;
   }
   const std::string& name = frame_->function->registers[static_cast<size_t>(operand.reg)].name;
-  if (have < width || width == 0) return failing("register " + name + " is too narrow for this operand");
+  if (have < width || width == 0) return failing("register " + name + " must be as wide as the operand");
   int32_t narrow = reg;
   if (have == 16) {
     narrow = new_register(8);
@@ -257,10 +257,10 @@ int32_t Builder::source(const ptx::Operand& operand, ptx::Type type) {
         return special(operand.text == "%envreg1" ? Special::workspace_high : Special::workspace_low, width);
       }
       if (operand.text.starts_with("%envreg")) return constant(width, 0);
-      return failing("special register " + operand.text + " is not supported");
+      return failing("special register " + operand.text + " must be a supported one: use another");
     }
     case Kind::symbol: return of_symbol(operand, width);
-    default: return failing("an operand is of a kind that is not supported");
+    default: return failing("an operand must be a register, constant or symbol");
   }
 }
 
@@ -307,7 +307,7 @@ bool Builder::is_constant(const ptx::Operand& operand) {
 int32_t Builder::destination(const ptx::Operand& operand, ptx::Type type) {
   const int width = width_of(type);
   if (operand.kind == ptx::Operand::Kind::sink) return new_register(width);
-  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination is no register");
+  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination must be a register");
   const int32_t reg = frame_->registers + operand.reg;
   if (this->width(reg) == width) return reg;
   return failing("register " + frame_->function->registers[static_cast<size_t>(operand.reg)].name +
@@ -320,11 +320,11 @@ int32_t Builder::address(const ptx::Operand& operand, int64_t* offset, int width
   *offset = operand.kind == Kind::address ? static_cast<int64_t>(operand.bits) : 0;
   if (base.kind == Kind::reg) {
     const int have = this->width(frame_->registers + base.reg);
-    if (have != 4 && have != 8) return failing("the address is in a register that cannot hold one");
+    if (have != 4 && have != 8) return failing("the address must be in a register of 32 or 64 bits");
     return width == 0 || width == have ? frame_->registers + base.reg : of_register(base, width);
   }
   if (base.kind != Kind::symbol && base.kind != Kind::integer && base.kind != Kind::special)
-    return failing("the address is of a kind that is not supported");
+    return failing("the address must be a register, a symbol or a number: correct it");
   const int wide = width == 0 ? 8 : width;
   return source(base, wide == 8 ? ptx::Type::b64 : ptx::Type::b32);
 }
@@ -368,10 +368,10 @@ void Builder::copy(int32_t d, int32_t a) {
 int32_t Builder::narrow_destination(const ptx::Operand& operand, ptx::Type type, int32_t* wide) {
   *wide = -1;
   if (operand.kind == ptx::Operand::Kind::sink) return new_register(width_of(type));
-  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination is no register");
+  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination must be a register");
   const int32_t reg = frame_->registers + operand.reg;
   const ptx::Type declared = frame_->function->registers[static_cast<size_t>(operand.reg)].type;
-  if (ptx::bits_of(declared) < ptx::bits_of(type)) return failing("the destination register is too narrow");
+  if (ptx::bits_of(declared) < ptx::bits_of(type)) return failing("the destination must be as wide as the type");
   if (ptx::bits_of(declared) == ptx::bits_of(type)) return reg;
   *wide = reg;
   wide_bits_ = ptx::bits_of(declared);

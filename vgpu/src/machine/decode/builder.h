@@ -31,7 +31,7 @@ class Modifiers {
   std::string take_prefix(std::string_view prefix);
   // Returns the first remaining word that names a type.
   ptx::Type take_type();
-  std::string take_first();  // whatever it is
+  std::string take_first();  // the first remaining word, of any kind
   std::string left() const;  // ".a.b", or empty
 
  private:
@@ -62,9 +62,9 @@ struct OperandPlace {
 // A function that is being decoded: the kernel itself, or a callee at one of its call sites.
 struct Frame {
   const ptx::Function* function = nullptr;
-  int32_t registers = 0;  // virtual register of its register 0
+  int32_t registers = 0;  // virtual register of the function's register 0
   std::vector<OperandPlace> places;
-  std::vector<int32_t> starts;                                   // by instruction: its first op
+  std::vector<int32_t> starts;                                   // by instruction: the first op
   std::vector<std::pair<int32_t, int32_t>> branches;             // op, target instruction
   std::vector<int32_t> returns;                                  // ops that jump to the op after the call
   std::vector<std::pair<Detail*, std::vector<int32_t>>> tables;  // target instructions of brx.idx

@@ -1,4 +1,4 @@
-// Program::decode: converts a kernel's PTX to ops. Called functions are decoded into it at each call.
+// Program::decode: converts a kernel's PTX to ops. Called functions are decoded into the kernel at each call.
 #include <algorithm>
 #include <set>
 
@@ -129,7 +129,7 @@ class KernelDecoder {
           place.at = s < code_->memory->address.size() ? reinterpret_cast<uintptr_t>(code_->memory->address[s]) : 0;
           break;
         case Space::local:
-        case Space::param: {  // an entry's are set already; these are variables of calls
+        case Space::param: {  // parameters of calls, not of the entry
           place.space = Space::local;
           place.at = static_cast<uint64_t>(builder_.local_space(symbol.bytes(), std::max(symbol.alignment, 1)));
           break;
@@ -189,13 +189,13 @@ class KernelDecoder {
       return {};
     }
     const auto found = decoders().find(i.opcode);
-    if (found == decoders().end()) return builder_.refuse(i, "the opcode is not supported");
+    if (found == decoders().end()) return builder_.refuse(i, "must be a supported opcode: rewrite it");
     return found->second(builder_, i);
   }
 
   Status call(const Instruction& i, Frame* frame, int depth) {
     if (i.operands.size() != 3 || i.operands[1].kind != Operand::Kind::function)
-      return builder_.refuse(i, "calls through a register are not executed");
+      return builder_.refuse(i, "a call must name its function: not a register");
     const std::string& name = i.operands[1].text;
     const Function* callee = code_->module->find(name);
     if (callee == nullptr || !callee->has_body) return call_builtin(builder_, i, name);
@@ -232,7 +232,7 @@ class KernelDecoder {
       *place = builder_.place(operand.symbol);
       return {};
     }
-    if (operand.kind != Operand::Kind::reg) return builder_.refuse(i, "an argument is of a kind that is not supported");
+    if (operand.kind != Operand::Kind::reg) return builder_.refuse(i, "an argument must be a register: use mov");
     place->in_register = true;
     place->reg = builder_.frame()->registers + operand.reg;
     return {};

@@ -60,7 +60,7 @@ class PathsThatGoOn {
     leaves_.assign(blocks.size(), false);
     for (size_t i = 0; i < ends.size(); ++i) {
       const auto end = static_cast<size_t>(ends[i].block);
-      if (level_[end] >= 0) continue;  // from there it goes on
+      if (level_[end] >= 0) continue;  // lanes continue from this block
       leaves_[end] = true;
       mark(ends[i].block, static_cast<int32_t>(i));
     }

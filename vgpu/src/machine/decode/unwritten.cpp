@@ -99,7 +99,7 @@ class Finder {
     }
   }
 
-  // Adds registers that are copies of such registers only.
+  // Adds registers whose only sources are such registers.
   void add_copies() {
     for (bool changed = true; changed;) {
       changed = false;
@@ -162,7 +162,7 @@ class Finder {
   const std::vector<VirtualRegister>& registers_;
   int32_t always_;
   std::vector<BasicBlock> blocks_;
-  std::vector<RegisterSet> in_;   // by block: what a path leads there without a write of
+  std::vector<RegisterSet> in_;   // by block: registers that some path there leaves unwritten
   RegisterSet found_, copies_;    // registers that are read; registers written by copies of them
   std::vector<int32_t> numbers_;  // by register; -1: always written
 };

@@ -198,7 +198,7 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"};
   size_t operation = 0;
   while (operation < 10 && !words.take(names[operation])) ++operation;
-  if (operation == 10) return b.refuse(i, "this operation is not supported");
+  if (operation == 10) return b.refuse(i, "must be a supported operation: rewrite it");
   detail->operation = static_cast<Atomic>(operation);
   take_order(words, &detail->form);
   take_space(words, &detail->form);
@@ -207,10 +207,12 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   detail->count = take_vector(words);
   const Type type = detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (type == Type::none || !exists(detail->operation, type)) return b.refuse(i, "this form is not supported");
+  if (type == Type::none || !exists(detail->operation, type)) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   const size_t first = returns ? 1 : 0;
   if (i.operands.size() < first + 2 || (detail->operation == Atomic::cas && i.operands.size() < 4))
-    return b.refuse(i, "this number of operands is not supported");
+    return b.refuse(i, "must have the operands of PTX: correct them");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;

@@ -125,12 +125,12 @@ Status named(Builder& b, const Instruction& i, Modifiers& words) {
     detail->use = use == "arrive" ? Use::arrive : Use::sync;
   }
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty() || i.operands.size() <= first) return b.refuse(i, "this form is not supported");
+  if (use.empty() || i.operands.size() <= first) return b.refuse(i, "must have a supported form: rewrite it");
   const size_t counted = use == "red" ? 2 : 1;
   detail->in = {b.source(i.operands[first], Type::b32), -1, -1};
   if (i.operands.size() > first + counted) detail->in[1] = b.source(i.operands[first + 1], Type::b32);
   if (use == "red") detail->in[2] = b.predicate(i.operands.back());
-  if (detail->use == Use::arrive && detail->in[1] < 0) return b.refuse(i, "the number of threads is missing");
+  if (detail->use == Use::arrive && detail->in[1] < 0) return b.refuse(i, "must have a number of threads: add it");
   if (b.failed()) return b.fail(i);
   b.emit(named_op, std::move(detail));
   return {};
@@ -161,7 +161,7 @@ Step cluster_op(Context& context, const Op& op) {
   }
   const auto lane = static_cast<uint32_t>(first_lane(context.mask));
   if ((context.mask & ~warp.cluster_arrived) != 0) {
-    context.finds(Rule::deadlock, op, "cluster barrier", "a thread waits that has not arrived", true);
+    context.finds(Rule::deadlock, op, "cluster barrier", "a thread that has not arrived waits", true);
     return Step::end;
   }
   // Threads that have ended count as arrived.
@@ -192,7 +192,7 @@ Status barrier(Builder& b, const Instruction& i) {
   const std::string order = words.take_of({"release", "relaxed", "acquire"});
   detail->aligned = words.take("aligned");
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty()) return b.refuse(i, "this form is not supported");
+  if (use.empty()) return b.refuse(i, "must have a supported form: rewrite it");
   detail->arrives = use == "arrive";
   detail->order = order == "relaxed" ? Order::relaxed : Order::release;
   b.emit(cluster_op, std::move(detail));
@@ -263,8 +263,8 @@ Status fence(Builder& b, const Instruction& i) {
   return {};
 }
 
-// setmaxnreg. Hardware counts by warp: each warp takes registers for its 32 threads from the block's pool, or returns
-// them.
+// setmaxnreg: hardware counts by warp, so each warp takes registers for its 32 threads from the block's pool, or
+// returns them.
 struct RegistersDetail : Detail {
   bool more = false;
   int32_t count = 0;
@@ -315,11 +315,11 @@ Status setmaxnreg(Builder& b, const Instruction& i) {
   words.take("u32");
   TANDEM_TRY(b.unknown(i, words));
   if (way.empty() || i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::integer)
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   detail->more = way == "inc";
   detail->count = static_cast<int32_t>(i.operands[0].bits);
   if (detail->count < 24 || detail->count > 256 || detail->count % 8 != 0)
-    return b.refuse(i, std::to_string(detail->count) + " is no multiple of 8 from 24 to 256");
+    return b.refuse(i, std::to_string(detail->count) + " must be a multiple of 8 from 24 to 256");
   b.emit(registers_op, std::move(detail));
   return {};
 }

@@ -26,7 +26,7 @@ struct Copy {
   AsyncKind kind = AsyncKind::bulk_load;
   std::vector<Span> reads, writes;
   std::vector<Signal> signals;
-  uint32_t blocks = 0;              // ranks of the blocks whose shared memory it uses
+  uint32_t blocks = 0;              // ranks of the blocks whose shared memory the copy uses
   std::function<void()> move;       // the data
   std::shared_ptr<Progress> group;  // or null
 };

@@ -13,7 +13,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-constexpr uint32_t kGranule = 16;  // sizes and addresses are multiples of it
+constexpr uint32_t kGranule = 16;  // sizes and addresses are multiples of this number
 
 struct BulkDetail : Detail {
   Direction direction = Direction::load;
@@ -31,7 +31,7 @@ std::string hex_place(uint64_t address, uint32_t bytes) { return str_cat(bytes, 
 struct End {
   std::byte* at = nullptr;
   Block* block = nullptr;  // null: global
-  uint64_t address = 0;    // as observers have it
+  uint64_t address = 0;    // the form that observers receive
 };
 
 bool is_aligned(Context& context, const Op& op, uint64_t address) {
@@ -173,7 +173,7 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, BulkDe
   words.take("noftz");
   const Type type = words.take_type();
   detail->reduction = static_cast<units::Reduction>(n);
-  if (n == 8 || !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not supported");
+  if (n == 8 || !tensor_type(type, &detail->type)) return b.refuse(i, "must have a supported form: rewrite it");
   const Status status = units::check_reduction(detail->reduction, detail->type);
   return status.ok() ? Status() : b.refuse(i, status.message);
 }
@@ -197,7 +197,7 @@ Step store_op(Context& context, const Op& op) {
       return Step::end;
     if (to.offset % bytes != 0 &&
         !context.finds(Rule::misaligned, op, "",
-                       str_cat("the address of a store of ", bytes, " bytes is no multiple of that")))
+                       str_cat("the address of a store of ", bytes, " bytes must be a multiple of this size")))
       return Step::end;
     if (barrier.block != to.block &&
         !context.finds(Rule::invalid_barrier, op, "", "the mbarrier is not in the block that receives the data"))
@@ -236,19 +236,21 @@ Status store_async(Builder& b, const Instruction& i, bool reduces) {
     const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
     int n = 0;
     while (n < 8 && !words.take(names[n])) ++n;
-    if (n == 8) return b.refuse(i, "this operation is not supported");
+    if (n == 8) return b.refuse(i, "must be a supported operation: rewrite it");
     detail->reduction = static_cast<units::Reduction>(n);
   }
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || width_of(type) > 8 || i.operands.size() != 3)
-    return b.refuse(i, "this form is not supported");
-  if (reduces && !tensor_type(type, &detail->type)) return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
+  if (reduces && !tensor_type(type, &detail->type)) return b.refuse(i, "must have a supported form: rewrite it");
   detail->element = static_cast<uint32_t>(width_of(type));
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[2]);
   const bool vector = i.operands[1].kind == Operand::Kind::vector;
-  if ((vector ? i.operands[1].parts.size() : 1) != count) return b.refuse(i, "the number of registers does not fit");
+  if ((vector ? i.operands[1].parts.size() : 1) != count) {
+    return b.refuse(i, "the number of registers must fit the shape");
+  }
   for (size_t n = 0; n < count; ++n)
     detail->in.push_back(b.source(vector ? i.operands[1].parts[n] : i.operands[1], type));
   if (b.failed()) return b.fail(i);
@@ -290,7 +292,7 @@ Status st_bulk(Builder& b, const Instruction& i) {
   Modifiers words(i);
   for (const char* word : {"bulk", "weak", "shared::cta"}) words.take(word);
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 3) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() != 3) return b.refuse(i, "must have the operands of PTX: correct them");
   auto detail = std::make_unique<ZeroDetail>();
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(b.source(i.operands[1], Type::b64));
@@ -316,7 +318,7 @@ Status decode_bulk_copy(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool store = detail->direction == Direction::store;
   const size_t expected = (store ? 3u : 4u) + (multicasts ? 1u : 0u) + (hint ? 1u : 0u) + (masked ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() != expected) return b.refuse(i, "must have the operands of PTX: correct them");
   const auto add = [&](const Operand& operand, Type type) {
     detail->in.push_back(b.source(operand, type));
     return static_cast<int32_t>(detail->in.size()) - 1;

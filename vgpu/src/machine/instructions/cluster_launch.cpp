@@ -72,7 +72,7 @@ Status try_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   for (const char* word : {"async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"}) words.take(word);
   detail->multicast = words.take("multicast::cluster::all");
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[1]);
   if (b.failed()) return b.fail(i);
@@ -113,7 +113,7 @@ Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
       b.emit_lanes("shr.u32", d, {word(1), b.constant(4, 16)});
     return d;
   };
-  if (part.empty()) return b.refuse(i, "this form is not supported");
+  if (part.empty()) return b.refuse(i, "must have a supported form: rewrite it");
   if (part != "get_first_ctaid") {
     const int32_t d = b.destination(i.operands[0], Type::b32);
     if (b.failed()) return b.fail(i);
@@ -137,7 +137,7 @@ Status decode_cluster_launch(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("try_cancel")) return try_cancel(b, i, words);
   if (words.take("query_cancel") && i.operands.size() == 2) return query_cancel(b, i, words);
-  return b.refuse(i, "this form is not supported");
+  return b.refuse(i, "must have a supported form: rewrite it");
 }
 
 }  // namespace tandem::vgpu::machine

@@ -11,7 +11,7 @@ using ptx::Operand;
 using ptx::Type;
 
 Step exit_op(Context& context, const Op& op) {
-  const bool all = context.mask == context.fragment.mask;  // its place may be another's by then: of lanes that waited
+  const bool all = context.mask == context.fragment.mask;  // read now: waiting lanes may reuse the fragment
   exit_lanes(context, op, context.mask);
   return all ? Step::gone : Step::next;
 }
@@ -59,7 +59,7 @@ Status bra(Builder& b, const Instruction& i) {
   words.take("uni");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::label)
-    return b.refuse(i, "the target is no label");
+    return b.refuse(i, "the target must be a label: correct the operand");
   b.frame()->branches.emplace_back(b.position(), i.operands[0].target);
   b.emit(Action(Shape::branch), -1);
   return {};
@@ -71,7 +71,7 @@ Status brx(Builder& b, const Instruction& i) {
   words.take("uni");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 2 || i.operands[1].kind != Operand::Kind::vector)
-    return b.refuse(i, "the list of targets is missing");
+    return b.refuse(i, "must have a list of targets: add it");
   auto detail = std::make_unique<Detail>();
   detail->in = {b.source(i.operands[0], Type::b32)};
   detail->ends = true;
@@ -108,7 +108,9 @@ Status nothing(Builder&, const Instruction&) { return {}; }
 
 Status griddepcontrol(Builder& b, const Instruction& i) {
   Modifiers words(i);
-  if (words.take_of({"launch_dependents", "wait"}).empty()) return b.refuse(i, "this form is not supported");
+  if (words.take_of({"launch_dependents", "wait"}).empty()) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   return b.unknown(i, words);  // grids run one after the other
 }
 

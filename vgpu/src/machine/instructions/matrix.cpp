@@ -10,7 +10,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-// Executed by whole warps, because the registers of the lanes belong to one matrix.
+// Whole warps execute these instructions, because the registers of the lanes belong to one matrix.
 struct MatrixDetail : Detail {  // in: address, stored registers; out: loaded registers
   units::MatrixAccess access;
   AccessForm form;
@@ -88,11 +88,11 @@ Status matrix_access(Builder& b, const Instruction& i) {
   words.take("sync");
   words.take("aligned");
   words.take_of({"shared", "shared::cta"});
-  if (!take_access(words, &detail->access)) return b.refuse(i, "this form is not supported");
+  if (!take_access(words, &detail->access)) return b.refuse(i, "must have a supported form: rewrite it");
   TANDEM_TRY(b.unknown(i, words));
   const Status status = load ? units::check_load(detail->access) : units::check_store(detail->access);
   if (!status.ok()) return b.refuse(i, status.message);
-  if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
   const int32_t address = b.address(i.operands[load ? 1 : 0], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;
@@ -100,7 +100,7 @@ Status matrix_access(Builder& b, const Instruction& i) {
   const Operand& list = i.operands[load ? 0 : 1];
   const std::vector<Operand> registers = list.kind == Operand::Kind::vector ? list.parts : std::vector<Operand>{list};
   if (registers.size() != static_cast<size_t>(units::registers(detail->access)))
-    return b.refuse(i, "the number of registers does not fit");
+    return b.refuse(i, "the number of registers must fit the shape");
   for (const Operand& r : registers) {
     if (load)
       detail->out.push_back(b.destination(r, Type::b32));

@@ -65,8 +65,8 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   return true;
 }
 
-// True if an earlier lane of the instruction has initialised the same barrier with the same count. Whole warps do so
-// without an elected lane.
+// Returns true if an earlier lane of the instruction has initialised the same barrier with the same count. Whole warps
+// do so without an elected lane.
 bool lane_before_did(uint32_t mask, uint32_t lane, std::span<const SharedPlace> places, const uint32_t* counts) {
   for (uint32_t before = 0; before < lane; ++before) {
     if ((mask >> before & 1) != 0 && places[before].block == places[lane].block &&
@@ -114,7 +114,7 @@ Step expect_or_complete(Context& context, const Op& op, const MbarrierDetail& de
   return Step::next;
 }
 
-// True if the phase that the waiting thread names has completed.
+// Returns true if the phase that the waiting thread names has completed.
 bool is_over(Context& context, const MbarrierDetail& detail, const Mbarrier& barrier, uint32_t lane) {
   if (detail.parity) return (barrier.phase & 1) != (context.row(detail.in[1])[lane] & 1);
   return barrier.phase != context.row<uint64_t>(detail.in[1])[lane] >> 20;
@@ -327,7 +327,7 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool results = waits || detail->use == Use::arrive;
   size_t first = results && i.operands.size() > 1 && i.operands[0].kind != Operand::Kind::address ? 1 : 0;
-  if (i.operands.size() <= first) return b.refuse(i, "the address is missing");
+  if (i.operands.size() <= first) return b.refuse(i, "must have an address: add it");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;
@@ -340,8 +340,8 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   detail->ignored = waits && detail->out.empty();
   if (b.failed()) return b.fail(i);
   if (detail->in[1] < 0 && detail->use != Use::inval && detail->use != Use::arrive)
-    return b.refuse(i, "an operand is missing");
-  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "the number of bytes is missing");
+    return b.refuse(i, "must have more operands: add them");
+  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "must have a number of bytes: add it");
   b.emit(mbarrier_op, std::move(detail));
   return {};
 }

@@ -31,7 +31,7 @@ Status unpack(Builder& b, const Instruction& i, Type type) {
       b.emit_lanes("part.32.64." + std::to_string(n % 2), d, {half});
     } else if (!b.emit_lanes("part." + std::to_string(part) + "." + std::to_string(bits) + "." + std::to_string(n), d,
                              {a})) {
-      return b.refuse(i, "this form is not supported");
+      return b.refuse(i, "must have a supported form: rewrite it");
     }
     b.widen(wide, d, part_type);
   }
@@ -60,7 +60,7 @@ Status pack(Builder& b, const Instruction& i, Type type) {
   } else if (s.size() == 4) {
     found = b.emit_lanes(name, d, {s[0], s[1], s[2], s[3]});
   }
-  return found ? Status() : b.refuse(i, "this form is not supported");
+  return found ? Status() : b.refuse(i, "must have a supported form: rewrite it");
 }
 
 // Clocks return the number of ops that the warp has executed.
@@ -93,7 +93,7 @@ Status mov(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "this form is not supported");
+  if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "must have a supported form: rewrite it");
   if (i.operands[0].kind == Operand::Kind::vector) return unpack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::vector) return pack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::special) {
@@ -115,7 +115,7 @@ Status cvta(Builder& b, const Instruction& i) {
       words.take_of({"shared", "shared::cta", "shared::cluster", "local", "global", "const", "param", "param::entry"});
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (space.empty() || width_of(type) != 8) return b.refuse(i, "this form is not supported");
+  if (space.empty() || width_of(type) != 8) return b.refuse(i, "must have a supported form: rewrite it");
   const int32_t d = b.destination(i.operands[0], type);
   int64_t offset = 0;
   const int32_t base = b.address(i.operands[1], &offset, 8);
@@ -175,7 +175,7 @@ Status isspacep(Builder& b, const Instruction& i) {
   } else if (space == "const") {
     b.copy(d, b.constant(0, 0));
   } else {
-    return b.refuse(i, "the state space is not supported");
+    return b.refuse(i, "the state space must be .global, .shared, .local, .const or .param: name one");
   }
   return {};
 }

@@ -144,7 +144,7 @@ Status call_builtin(Builder& b, const Instruction& i, const std::string& name) {
   };
   for (const Operand& operand : i.operands[2].parts) detail->arguments.push_back(place_of(operand));
   for (const int64_t at : detail->arguments)
-    if (at < 0) return b.refuse(i, "an argument is of a kind that is not supported");
+    if (at < 0) return b.refuse(i, "an argument must be a register: use mov");
   if (!i.operands[0].parts.empty()) detail->result = place_of(i.operands[0].parts[0]);
   if (name == "vprintf" && detail->arguments.size() == 2) {
     b.emit(vprintf_op, std::move(detail));

@@ -20,7 +20,7 @@ bool use_group(Context& context, const Op& op, int32_t group);
 // Returns the other block of a pair. Null: the cluster has none, which is reported as fatal.
 Block* peer_of(Context& context, const Op& op);
 
-// True if all cells are allocated in the block. Returns false if the run ends.
+// Returns true if all cells are allocated in the block. Returns false if the run ends.
 bool check_cells(Context& context, const Op& op, const Block& block, const std::vector<units::CellRange>& cells);
 void add_cells(const Block& block, const std::vector<units::CellRange>& cells, std::vector<Span>* spans);
 

@@ -142,11 +142,11 @@ Status management(Builder& b, const Instruction& i, Modifiers& words, const std:
   for (const char* word : {"sync", "aligned", "b32"}) words.take(word);
   const bool shared = !words.take_of({"shared::cta", "shared"}).empty();
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->group == 0) return b.refuse(i, ".cta_group is missing");
+  if (detail->group == 0) return b.refuse(i, "must name .cta_group: add it");
   if (what == "relinquish_alloc_permit") {
     detail->what = Management::relinquish;
   } else {
-    if (i.operands.size() != 2) return b.refuse(i, "this number of operands is not supported");
+    if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
     if (what == "alloc") {
       detail->form.space = shared ? ptx::Space::shared : ptx::Space::generic;
       detail->form.writes = true;
@@ -275,20 +275,22 @@ bool take_shape(const std::string& word, units::TmemAccess* access) {
 Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool loads) {
   auto detail = std::make_unique<AccessDetail>();
   detail->loads = loads;
-  if (words.take("red")) return b.refuse(i, "loads that reduce are not of this target");
+  if (words.take("red")) return b.refuse(i, "a load must not reduce on this target: reduce in registers");
   for (const char* word : {"sync", "aligned", "b32"}) words.take(word);
   const std::string shape = words.take_of({"32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"}),
                     count = words.take_prefix("x");
   detail->access.pack16 = !words.take_of({"pack::16b", "unpack::16b"}).empty();
   TANDEM_TRY(b.unknown(i, words));
-  if (!take_shape(shape, &detail->access) || count.empty()) return b.refuse(i, "this form is not supported");
+  if (!take_shape(shape, &detail->access) || count.empty()) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   detail->access.repeat = std::atoi(count.c_str() + 1);
   const Operand& address = i.operands[loads ? 1 : 0];
   const bool halves = shape == "16x32bx2";  // [address], offset of the second half
   if (halves) {
     const size_t at = loads ? 2 : 1;
     if (i.operands.size() != 3 || i.operands[at].kind != Operand::Kind::integer)
-      return b.refuse(i, "the offset of the second half is missing");
+      return b.refuse(i, "must have the offset of the second half: add it");
     detail->access.second_offset = static_cast<int32_t>(i.operands[at].bits);
   }
   const Status status = units::check(detail->access);
@@ -400,7 +402,7 @@ Status decode_tmem(Builder& b, const Instruction& i) {
     b.emit(what == "fence::before_thread_sync" ? Exec(fence_op<true>) : Exec(fence_op<false>), nullptr);
     return {};
   }
-  if (what.empty()) return b.refuse(i, "this form is not supported");
+  if (what.empty()) return b.refuse(i, "must have a supported form: rewrite it");
   return management(b, i, words, what);
 }
 

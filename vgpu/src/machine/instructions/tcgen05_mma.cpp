@@ -10,7 +10,7 @@ using ptx::Instruction;
 using ptx::Operand;
 using ptx::Type;
 
-struct MmaDetail : Detail {  // in: by the numbers below; -1: not there
+struct MmaDetail : Detail {  // in: by the numbers below; -1: absent
   units::TmmaForm form;
   int32_t d = -1, a = -1, b = -1, instruction = -1, accumulate = -1, scale_a = -1, scale_b = -1, zero_columns = -1,
           mask = -1;
@@ -61,7 +61,7 @@ bool issue_mma(Context& context, const Op& op, const MmaDetail& detail, uint32_t
   auto& ops = tensor_ops(work.blocks);
   for (auto before = ops.rbegin(); before != ops.rend(); ++before) {
     work.after.push_back(before->op);
-    if (before->kind == AsyncKind::tcgen05_mma) break;  // the operation follows all earlier ones
+    if (before->kind == AsyncKind::tcgen05_mma) break;  // the operation follows all earlier operations
   }
   work.move = [mma, blocks = work.blocks] {
     const std::byte* windows[2] = {};
@@ -118,7 +118,7 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
     *at = add(b.address(i.operands[n++], &offset, 4));
     *offset_at = static_cast<int32_t>(offset);
   };
-  if (i.operands.size() < (scaled ? 7u : 5u)) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() < (scaled ? 7u : 5u)) return b.refuse(i, "must have the operands of PTX: correct them");
   if (scaled) {
     scale(&detail->scale_a, &detail->scale_a_offset);
     scale(&detail->scale_b, &detail->scale_b_offset);
@@ -131,14 +131,14 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
     for (const Operand& part : i.operands[n].parts) add(b.source(part, Type::b32));
     ++n;
   }
-  if (n >= i.operands.size()) return b.refuse(i, "the predicate is missing");
+  if (n >= i.operands.size()) return b.refuse(i, "must have a predicate: add it");
   detail->accumulate = add(b.predicate(i.operands[n++]));
   if (n < i.operands.size() && i.operands[n].kind == Operand::Kind::integer && !detail->form.ws) {
     detail->scale_d = static_cast<uint32_t>(i.operands[n++].bits);
   } else if (n < i.operands.size() && detail->form.ws) {
     detail->zero_columns = add(b.source(i.operands[n++], Type::b64));
   }
-  return n == i.operands.size() ? Status() : b.refuse(i, "this number of operands is not supported");
+  return n == i.operands.size() ? Status() : b.refuse(i, "must have the operands of PTX: correct them");
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
 Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<MmaDetail>();
   units::TmmaForm& form = detail->form;
-  if (words.take("sp")) return b.refuse(i, "sparse products are not executed");
+  if (words.take("sp")) return b.refuse(i, "must not be sparse: use the dense form");
   form.ws = words.take("ws");
   form.group = take_group(words);
   form.shift_a = words.take("ashift");
@@ -158,7 +158,7 @@ Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   }
   TANDEM_TRY(b.unknown(i, words));
   if (form.group == 0 || !take_kind(kind, &form) || i.operands.size() < 5)
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   if (form.kind == units::TmmaKind::i8 && !b.model().tcgen05_i8)
     return b.refuse(i, b.model().name + " has no products of bytes");
   form.a_in_tmem = i.operands[1].kind == Operand::Kind::address;

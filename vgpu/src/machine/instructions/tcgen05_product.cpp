@@ -96,11 +96,13 @@ Status cp(Builder& b, const Instruction& i, Modifiers& words) {
                                                           : Copy::Multicast::none;
   if (words.take("b8x16")) {
     const std::string source = words.take_of({"b4x16_p64", "b6x16_p32"});
-    if (source.empty()) return b.refuse(i, "this form is not supported");
+    if (source.empty()) return b.refuse(i, "must have a supported form: rewrite it");
     detail->copy.source = source == "b4x16_p64" ? Copy::Source::b4x16_p64 : Copy::Source::b6x16_p32;
   }
   TANDEM_TRY(b.unknown(i, words));
-  if (!known || detail->group == 0 || i.operands.size() != 2) return b.refuse(i, "this form is not supported");
+  if (!known || detail->group == 0 || i.operands.size() != 2) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   const Status status = units::check(detail->copy);
   if (!status.ok()) return b.refuse(i, status.message);
   int64_t offset = 0;
@@ -131,7 +133,7 @@ bool issue_shift(Context& context, const Op& op, const ShiftDetail& detail, uint
   units::list_shift_ranges(address, &cells);
   for (const Block* block : work.blocks) {
     if (!check_cells(context, op, *block, cells)) return false;
-    add_cells(*block, cells, &work.writes);  // the product reads them too
+    add_cells(*block, cells, &work.writes);  // the shift also reads these columns
   }
   auto& ops = tensor_ops(work.blocks);
   for (const TensorOp& before : ops)
@@ -155,7 +157,7 @@ Status shift(Builder& b, const Instruction& i, Modifiers& words) {
   detail->group = take_group(words);
   words.take("down");
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->group == 0 || i.operands.size() != 1) return b.refuse(i, "this form is not supported");
+  if (detail->group == 0 || i.operands.size() != 1) return b.refuse(i, "must have a supported form: rewrite it");
   int64_t offset = 0;
   detail->in.push_back(b.address(i.operands[0], &offset, 4));
   detail->offset = static_cast<int32_t>(offset);
@@ -237,7 +239,7 @@ Status commit(Builder& b, const Instruction& i, Modifiers& words) {
   words.take("b64");
   TANDEM_TRY(b.unknown(i, words));
   if (detail->group == 0 || i.operands.size() != (multicast ? 2u : 1u))
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   detail->barrier = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(multicast ? b.source(i.operands[1], Type::b16) : -1);
   if (b.failed()) return b.fail(i);

@@ -18,7 +18,7 @@ struct TensorDetail : Detail {
   units::BoxMode mode = units::BoxMode::tile;
   int32_t rank = 0;
   bool cluster = false;  // the destination's address has a rank
-  bool pair = false;     // .cta_group::2: the mbarrier may be the peer's
+  bool pair = false;     // .cta_group::2: the mbarrier may belong to the peer
   AddressOperand shared, map, barrier;
   int32_t coordinates = 0, coordinate_count = 0;  // in `in`
   int32_t multicast = -1;                         // in `in`
@@ -158,20 +158,20 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, Tensor
     detail->reduction = static_cast<units::Reduction>(n);
     return {};
   }
-  return b.refuse(i, "this operation is not supported");
+  return b.refuse(i, "must be a supported operation: rewrite it");
 }
 
 // [map, {x, y}]
 Status take_box(Builder& b, const Instruction& i, const Operand& operand, TensorDetail* detail) {
   if (operand.kind != Operand::Kind::address || operand.parts.size() != 2 ||
       operand.parts[1].kind != Operand::Kind::vector)
-    return b.refuse(i, "the tensor map and its coordinates are missing");
+    return b.refuse(i, "must have an operand [map, {coordinates}]: add it");
   detail->map = add_address(b, detail, operand);
   detail->coordinates = static_cast<int32_t>(detail->in.size());
   for (const Operand& c : operand.parts[1].parts) detail->in.push_back(b.source(c, Type::b32));
   detail->coordinate_count = static_cast<int32_t>(operand.parts[1].parts.size());
   const int32_t expected = detail->mode == units::BoxMode::rows4 ? 5 : detail->rank;
-  if (detail->coordinate_count != expected) return b.refuse(i, "the number of coordinates does not fit");
+  if (detail->coordinate_count != expected) return b.refuse(i, "the number of coordinates must be the rank");
   return {};
 }
 
@@ -195,11 +195,11 @@ Status decode_tensor_copy(Builder& b, const Instruction& i) {
   const bool hint = words.take("L2::cache_hint");
   if (detail->reduces) TANDEM_TRY(take_reduction(b, i, words, detail.get()));
   TANDEM_TRY(b.unknown(i, words));
-  if (rank.empty()) return b.refuse(i, "its rank is missing");
+  if (rank.empty()) return b.refuse(i, "must name its rank: add .1d to .5d");
   detail->rank = rank[0] - '0';
   const bool load = detail->direction == Direction::load;
   const size_t expected = (load ? 3u : 2u) + (multicast ? 1u : 0u) + (hint ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "this number of operands is not supported");
+  if (i.operands.size() != expected) return b.refuse(i, "must have the operands of PTX: correct them");
   TANDEM_TRY(take_box(b, i, i.operands[load ? 1 : 0], detail.get()));
   detail->shared = add_address(b, detail.get(), i.operands[load ? 0 : 1]);
   if (load) detail->barrier = add_address(b, detail.get(), i.operands[2]);

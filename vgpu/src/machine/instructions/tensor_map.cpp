@@ -53,15 +53,17 @@ bool take_field(Modifiers& words, units::MapField* field) {
 Status replace(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<ReplaceDetail>();
   words.take("tile");
-  if (!take_field(words, &detail->field)) return b.refuse(i, "this field is not supported");
+  if (!take_field(words, &detail->field)) return b.refuse(i, "must name a field of PTX: correct it");
   take_space(words, &detail->form);
   words.take("b1024");
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || i.operands.size() < 2 || i.operands.size() > 3)
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   if (i.operands.size() == 3) {
-    if (i.operands[1].kind != Operand::Kind::integer) return b.refuse(i, "the dimension is no constant");
+    if (i.operands[1].kind != Operand::Kind::integer) {
+      return b.refuse(i, "the dimension must be a constant: write a number");
+    }
     detail->index = static_cast<int32_t>(i.operands[1].bits);
   }
   detail->in.push_back(b.address(i.operands[0], &detail->offset));
@@ -104,7 +106,9 @@ Status copy(Builder& b, const Instruction& i, Modifiers& words) {
        {"global", "shared::cta", "tensormap::generic", "release", "cta", "cluster", "gpu", "sys", "sync", "aligned"})
     words.take(word);
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 3 || i.operands[2].bits != kMapBytes) return b.refuse(i, "it copies 128 bytes");
+  if (i.operands.size() != 3 || i.operands[2].bits != kMapBytes) {
+    return b.refuse(i, "the size must be 128 bytes: write 128");
+  }
   detail->in.push_back(b.address(i.operands[0], &detail->to_offset));
   detail->in.push_back(b.address(i.operands[1], &detail->from_offset));
   if (b.failed()) return b.fail(i);
@@ -125,7 +129,7 @@ Status decode_tensor_map(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("replace")) return replace(b, i, words);
   if (words.take("cp_fenceproxy")) return copy(b, i, words);
-  return b.refuse(i, "this form is not supported");
+  return b.refuse(i, "must have a supported form: rewrite it");
 }
 
 }  // namespace tandem::vgpu::machine

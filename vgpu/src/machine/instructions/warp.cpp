@@ -32,7 +32,8 @@ Step for_each_group(Context& context, const Op& op, int32_t mask_row, Act&& act)
   const auto members_of = [&](uint32_t group) { return context.row(mask_row)[first_lane(group)]; };
   const auto check_members = [&](uint32_t group) {
     if ((group & ~members_of(group)) != 0)
-      context.finds(Rule::divergent_aligned, op, "", "a lane executes it that is not in its own member mask");
+      context.finds(Rule::divergent_aligned, op, "",
+                    "a lane that is not in its own member mask executes the instruction");
   };
   uint32_t group = lanes_of_first_mask(context, mask_row);
   if (group == all) {
@@ -131,7 +132,9 @@ Status shfl(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"up", "down", "bfly", "idx"});
   words.take("b32");
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || i.operands.size() != 5 || !i.has("sync")) return b.refuse(i, "this form is not supported");
+  if (mode.empty() || i.operands.size() != 5 || !i.has("sync")) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   auto detail = std::make_unique<ShuffleDetail>();
   detail->mode = mode == "up"     ? Shuffle::up
                  : mode == "down" ? Shuffle::down
@@ -176,7 +179,9 @@ Status decode_vote(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"all", "any", "uni", "ballot"});
   words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || i.operands.size() != 3 || !i.has("sync")) return b.refuse(i, "this form is not supported");
+  if (mode.empty() || i.operands.size() != 3 || !i.has("sync")) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   auto detail = std::make_unique<VoteDetail>();
   detail->mode = mode == "all" ? Vote::all : mode == "any" ? Vote::any : mode == "uni" ? Vote::uni : Vote::ballot;
   detail->out = {b.destination(i.operands[0], mode == "ballot" ? Type::b32 : Type::pred)};
@@ -220,7 +225,9 @@ Status decode_match(Builder& b, const Instruction& i) {
   const std::string mode = words.take_of({"any", "all"});
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (mode.empty() || type == Type::none || i.operands.size() != 3) return b.refuse(i, "this form is not supported");
+  if (mode.empty() || type == Type::none || i.operands.size() != 3) {
+    return b.refuse(i, "must have a supported form: rewrite it");
+  }
   auto detail = std::make_unique<MatchDetail>();
   detail->all = mode == "all";
   detail->wide = width_of(type) == 8;
@@ -283,7 +290,7 @@ Status decode_redux(Builder& b, const Instruction& i) {
   detail->propagate_nan = words.take("NaN");
   detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->operation.empty() || i.operands.size() != 3) return b.refuse(i, "this form is not supported");
+  if (detail->operation.empty() || i.operands.size() != 3) return b.refuse(i, "must have a supported form: rewrite it");
   detail->out = {b.destination(i.operands[0], detail->type)};
   detail->in = {b.source(i.operands[1], detail->type), b.source(i.operands[2], Type::b32)};
   if (b.failed()) return b.fail(i);
@@ -308,7 +315,7 @@ Status elect(Builder& b, const Instruction& i) {
   words.take("sync");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 2 || i.operands[0].kind != Operand::Kind::pair)
-    return b.refuse(i, "its two results are missing");
+    return b.refuse(i, "must have two results: write d|p");
   auto detail = std::make_unique<Detail>();
   detail->out = {b.destination(i.operands[0].parts[0], Type::b32), b.destination(i.operands[0].parts[1], Type::pred)};
   detail->in = {b.source(i.operands[1], Type::b32)};
@@ -349,7 +356,7 @@ constexpr Family kFamilies[] = {
 
 Status decode_warp_sync(Builder& b, const Instruction& i) {
   auto detail = std::make_unique<Detail>();
-  if (i.operands.size() != 1) return b.refuse(i, "the member mask is missing");
+  if (i.operands.size() != 1) return b.refuse(i, "must have a member mask: add it");
   detail->in = {b.source(i.operands[0], Type::b32)};
   if (b.failed()) return b.fail(i);
   b.emit(warp_sync_op, std::move(detail));

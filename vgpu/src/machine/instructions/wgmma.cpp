@@ -274,17 +274,17 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   units::WgmmaForm& form = detail->form;
   const size_t count = i.operands.size();
   for (size_t n = 4; n < count; ++n)
-    if (i.operands[n].kind != Operand::Kind::integer) return b.refuse(i, "its last operands are no constants");
+    if (i.operands[n].kind != Operand::Kind::integer) return b.refuse(i, "the last operands must be constants");
   if (count > 4) {
-    if (count < 6) return b.refuse(i, "this number of operands is not supported");
+    if (count < 6) return b.refuse(i, "must have the operands of PTX: correct them");
     for (size_t n = 4; n < 6; ++n)
-      if (flag(n) != 1 && flag(n) != -1) return b.refuse(i, "the scales of A and B are 1 or -1");
+      if (flag(n) != 1 && flag(n) != -1) return b.refuse(i, "the scales of A and B must be 1 or -1");
     form.negate_a = flag(4) == -1;
     form.negate_b = flag(5) == -1;
   }
   const size_t transposed = form.a_in_registers ? 1 : 2;
   if (count > 6) {
-    if (count != 6 + transposed) return b.refuse(i, "this number of operands is not supported");
+    if (count != 6 + transposed) return b.refuse(i, "must have the operands of PTX: correct them");
     if (transposed == 2) form.transpose_a = flag(6) != 0;
     form.transpose_b = flag(count - 1) != 0;
   }
@@ -294,13 +294,13 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
 Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<WgmmaDetail>();
   units::WgmmaForm& form = detail->form;
-  if (words.take("sp")) return b.refuse(i, "sparse products are not executed");
+  if (words.take("sp")) return b.refuse(i, "must not be sparse: use the dense form");
   const std::string shape = words.take_prefix("m64");
   form.saturate = words.take("satfinite");
   const Type d = words.take_type(), a = words.take_type(), bt = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (bt == Type::none || !take_shape(shape, &form) || i.operands.size() < 4)
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   form.d = d == Type::f16 ? units::Sum::f16 : d == Type::s32 ? units::Sum::s32 : units::Sum::f32;
   form.a = format_of(a);
   form.b = format_of(bt);
@@ -356,7 +356,7 @@ Status wgmma_family(Builder& b, const Instruction& i) {
     if (detail->pending == 0) detail->releases = Hold::mma;
     b.emit(wait_op, std::move(detail));
   } else {
-    return b.refuse(i, "this form is not supported");
+    return b.refuse(i, "must have a supported form: rewrite it");
   }
   return {};
 }

@@ -19,14 +19,14 @@ struct Cluster;
 struct AsyncOp {
   AsyncId id = 0;
   Actor issuer;
-  int blockers = 0;  // conditions before it may complete
+  int blockers = 0;  // conditions before the operation may complete
   std::vector<std::shared_ptr<AsyncOp>> followers;
   std::function<void()> complete;
-  uint32_t blocks = 0;    // mask of the ranks whose shared memory it uses
-  bool outlives = false;  // its block: hardware keeps that until it is done
+  uint32_t blocks = 0;    // mask of the ranks whose shared memory is used
+  bool outlives = false;  // the block may end first: hardware keeps its memory
   bool done = false;
-  bool announced = false;  // to the observer, which hears of its completion too
-  bool moves_data = true;  // false: its memory does not exist
+  bool announced = false;  // the observer has the issue and gets the completion
+  bool moves_data = true;  // false: the operation's memory does not exist
 };
 using AsyncRef = std::shared_ptr<AsyncOp>;
 
@@ -69,7 +69,7 @@ class AsyncQueue {
 
  private:
   void run(const AsyncRef& op);
-  void drain();  // .early: everything that may
+  void drain();  // .early: completes every operation that may complete
 
   Grid* grid_ = nullptr;
   Cluster* cluster_ = nullptr;

@@ -11,7 +11,7 @@ int32_t new_join(Warp& warp, int32_t pc, uint32_t lanes, int32_t parent) {
     warp.joins[i] = {pc, parent, lanes, 0};
     return static_cast<int32_t>(i);
   }
-  return parent;  // more divergences than lanes cannot be
+  return parent;  // there cannot be more divergences than lanes
 }
 
 void remove(Warp& warp, Fragment& fragment) {

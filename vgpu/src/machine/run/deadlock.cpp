@@ -34,7 +34,7 @@ std::string text_of(const Block& block, const Fragment& fragment) {
                       barrier.pending, barrier.expected, static_cast<long long>(barrier.bytes));
         return text;
       }
-      return "waits for an mbarrier that is no more";
+      return "waits for an mbarrier that does not exist any more";
     case WaitKind::wgmma: return "waits for a matrix product that its whole warpgroup has not issued";
     case WaitKind::bulk: return "waits for bulk copies";
     case WaitKind::cp_async: return "waits for cp.async copies";
@@ -79,7 +79,7 @@ std::string stuck_table(const Cluster& cluster) {
 
 void report_deadlock(Cluster& cluster) {
   Actor actor{cluster.blocks[0].cta, -1, 0, -1};
-  for (const Warp* warp : cluster.warps)  // the first that waits
+  for (const Warp* warp : cluster.warps)  // the first waiting fragment
     for (const Fragment& fragment : warp->fragments)
       if (fragment.mask != 0 && fragment.tried && actor.instruction < 0)
         actor = {warp->block->cta, warp->index, fragment.mask,

@@ -26,8 +26,8 @@ Step split_fragment(Context& context, std::span<const uint32_t> groups);
 // threads, and hardware executes most other instructions for the warp as a whole. Products and matrices in shared
 // memory take registers of all lanes, so they need every lane.
 enum class Exited : uint8_t { do_not_matter, matter_by_the_letter, matter };
-// True if all lanes of the warp execute the op together, as .aligned requires. Otherwise reports a finding. Returns
-// false if the run ends.
+// Returns true if all lanes of the warp execute the op together, as .aligned requires. Otherwise reports a finding.
+// Returns false if the run ends.
 bool is_whole(Context& context, const Op& op, Exited exited = Exited::matter_by_the_letter);
 // Waits until all lanes of members are at this op (with any_place: at an op of the same function). Returns true to the
 // last caller, which acts for all of them. release_lanes() lets the rest continue after their op.
@@ -44,7 +44,7 @@ std::string stuck_table(const Cluster& cluster);
 
 // pending_registers.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.
 void check_held(Context& context, const Op& op);
-bool rename_held(Context& context, const Op& op);  // a copy of a register that will be written: true: done
+bool rename_held(Context& context, const Op& op);  // true: op copies a register that will be written
 
 // unwritten.cpp
 void check_written(Context& context, const Op& op);

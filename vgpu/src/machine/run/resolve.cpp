@@ -69,7 +69,7 @@ class Resolver {
         return true;
       }
       case ptx::Space::param: {
-        if (in_window(address, kLocalWindow)) {  // a parameter of a function, its address taken
+        if (in_window(address, kLocalWindow)) {  // a function's parameter whose address is taken
           AccessForm form = form_;
           form.space = ptx::Space::local;
           return Resolver(context_, op_, form, places_).lane(lane, address);
@@ -185,7 +185,7 @@ bool resolve(Context& context, const Op& op, const AccessForm& form, RegisterAdd
   if ((low_bits & (form.alignment - 1)) != 0) {
     if (!context.finds(
             Rule::misaligned, op, "",
-            "the address of an access of " + std::to_string(form.alignment) + " bytes is no multiple of that"))
+            "the address of an access of " + std::to_string(form.alignment) + " bytes must be a multiple of this size"))
       return false;
   }
   if (context.grid.observer != nullptr) announce(context, op, form, places);

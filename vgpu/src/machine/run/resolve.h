@@ -8,10 +8,10 @@ namespace tandem::vgpu::machine {
 // Addresses that the lanes of an op access.
 struct Places {
   std::byte* at[kLanes];
-  uint64_t address[kLanes];  // as observers have it
+  uint64_t address[kLanes];  // the form that observers receive
   int32_t cta[kLanes];
   uint32_t global = 0, shared = 0, local = 0, constant = 0;  // lanes by kind of memory
-  uint32_t nothing = 0;                                      // lanes whose access is not made: they read 0
+  uint32_t nothing = 0;                                      // lanes without an access: they read 0
   bool remote = false;                                       // some lane is in another block's shared memory
   const StoredValues* stored = nullptr;                      // for observers; null: not a weak store
 };

@@ -12,7 +12,7 @@ namespace tandem::vgpu {
 namespace machine {
 namespace {
 
-constexpr int64_t kTurn = 400'000;  // ops of a cluster before the turn of another resident one
+constexpr int64_t kTurn = 400'000;  // ops of a cluster before another cluster's turn
 // Turn lengths under random placement: short, for clusters that begin together.
 constexpr uint32_t kShortTurn = 40'000, kBeside = 8;
 
@@ -132,7 +132,7 @@ class Worker {
   Grid* grid_;
   int32_t most_;
   Random random_;
-  int32_t wanted_;  // clusters that run side by side though none waits for another
+  int32_t wanted_;  // clusters that run concurrently without a need
   bool wants_more_ = false;
   std::list<std::unique_ptr<Cluster>> resident_, spare_;
 };

@@ -51,7 +51,7 @@ bool end_waits(Cluster& cluster) {
   return any;
 }
 
-// Handles a cluster whose fragments cannot proceed. Returns false if it is deadlocked.
+// Handles a cluster whose fragments cannot proceed. Returns false if the cluster is deadlocked.
 bool unstick(Cluster& cluster) {
   if (cluster.async.force(&cluster.random)) return true;
   bool any = false;

@@ -54,7 +54,7 @@ struct Wait {
 struct Fragment {
   uint32_t mask = 0;  // 0: not in use
   int32_t pc = 0;
-  int32_t join = -1;        // the record of the divergence that it came from
+  int32_t join = -1;        // index of the divergence that created the fragment
   bool tried = false;       // the op at pc must wait; `state` belongs to it
   bool time_is_up = false;  // the wait must end: an mbarrier.try_wait returns false
   uint64_t state = 0;
@@ -81,7 +81,7 @@ struct Warp {
   uint64_t executed = 0;  // ops
   int64_t clock_reads = 0;
   int32_t thread_registers = 0;  // registers of each thread: setmaxnreg
-  size_t reallocations = 0;      // setmaxnregs that it has executed
+  size_t reallocations = 0;      // setmaxnreg instructions that the warp has executed
 
   // Registers that asynchronous operations hold, by row of 32 * 4 bytes: the group or number after which they are free.
   std::vector<uint32_t> mma_writes, mma_reads, tmem_loads;
@@ -89,9 +89,9 @@ struct Warp {
   uint32_t loads_issued = 0, loads_waited = 0;       // tcgen05.ld operations
   std::vector<uint64_t> commit_marks;                // by group: how many wgmmas had been issued
   uint64_t mma_issued = 0;
-  uint32_t fences = 0;            // wgmma.fence so far
-  uint32_t fences_at_wait = 0;    // how many there were at the last wait for products
-  std::vector<uint32_t> touched;  // by row: their number when another op last touched it
+  uint32_t fences = 0;            // number of executed wgmma.fence
+  uint32_t fences_at_wait = 0;    // value of `fences` at the last wait for products
+  std::vector<uint32_t> touched;  // by row: value of `fences` when another op touched it
   bool holds = false;             // some register may be held
   std::vector<uint32_t> written;  // lanes that have written each Code::may_be_unwritten
 
@@ -143,9 +143,9 @@ struct Block {
   std::unique_ptr<units::TensorMemory> tensor_memory;
   std::array<bool, 16> tmem_used{};  // by 32 columns
   bool tmem_relinquished = false;
-  int32_t cta_group = 0;             // value in its tcgen05 instructions
+  int32_t cta_group = 0;             // .cta_group of the block's tcgen05 instructions
   uint64_t pair_steps = 0;           // allocations that the block has reached with its peer
-  std::vector<uint32_t> tmem_given;  // columns allocated for it, not returned yet
+  std::vector<uint32_t> tmem_given;  // columns allocated for this block, not returned yet
   std::vector<TensorOp> tensor_ops;  // operations of the pair, in the block of even rank
 };
 
@@ -181,7 +181,7 @@ struct Grid {
 
   int32_t cluster_count = 0, cluster_blocks = 1;
   std::atomic<int32_t> begun{0};  // clusters that have begun, or been taken over
-  std::vector<int32_t> order;     // in which they begin; empty: by index
+  std::vector<int32_t> order;     // order in which clusters begin; empty: by index
   std::atomic<bool> stopped{false};
   std::atomic<AsyncId> next_async{1};
   std::atomic<uint32_t> fences{0};  // executed by fences between host threads

@@ -36,7 +36,7 @@ struct Wgmma {
 struct Reallocation {
   int32_t count = 0;   // registers of a thread
   int32_t source = 0;  // instruction of the op
-  uint32_t warps = 0;  // warps that have executed it
+  uint32_t warps = 0;  // warps that have executed the setmaxnreg
 };
 
 struct Warpgroup {

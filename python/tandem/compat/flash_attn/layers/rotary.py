@@ -47,7 +47,7 @@ def _place(x, cos, sin, seqlen_offsets, cu_seqlens=None, max_seqlen=None):
     seqlen = x.shape[1] if cu_seqlens is None else max_seqlen or 0
     last = seqlen if isinstance(seqlen_offsets, torch.Tensor) else seqlen + seqlen_offsets
     if last > cos.shape[0]:
-        raise ValueError(f"cos and sin have {cos.shape[0]} places, but {last} are needed: compute longer ones")
+        raise ValueError(f"cos and sin ({cos.shape[0]} places) must have {last} places or more: compute longer ones")
     sequence, place = places(x, cu_seqlens)
     return place + (seqlen_offsets[sequence] if isinstance(seqlen_offsets, torch.Tensor) else seqlen_offsets)
 

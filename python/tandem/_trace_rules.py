@@ -187,7 +187,7 @@ def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
         t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores are float32"
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores stay float32"
         )
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
         t.refuse(f"a cast to {dtype} is not supported: ints have 32 bits and a sign")
@@ -231,7 +231,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
         arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
         if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
-            t.refuse("a tensor with dimensions is created, and a score is one number: its size is ()")
+            t.refuse("a tensor with dimensions is created, and a score is one number: create () instead")
         kind = t.node(x).kind if dtype is None else kind_of(dtype)
         if value is not None:
             return t.symbol(t.graph.constant((bool, int, float)[kind](value)))

@@ -139,8 +139,8 @@ TEST_F(KernelsAdversarial, OneProductOutweighsAll) {
   }
 }
 
-// Only every other 128 rows outgrow their first keys: the rows of one CTA of two. If that CTA loses them, both CTAs
-// compute the tile again.
+// Only every other 128 rows outgrow their first keys: the rows of one CTA of two. If that CTA loses these rows, both
+// CTAs compute the tile again.
 TEST_F(KernelsAdversarial, RowsOfOneCtaOutgrowTheirFirstKeys) {
   for (const int64_t which : {0, 1}) {
     for (const char* more : {"--seqlen-q 400 --head-dim 128 --head-dim-v 128",

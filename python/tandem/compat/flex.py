@@ -85,10 +85,10 @@ def flex_attention(
     enable_gqa : heads is a multiple of heads_k.
     kernel_options : options of torch's kernels. These options are checked and have no effect.
 
-    Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse it also returns lse (batch, heads,
-    L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the
-    largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row that sees
-    no key gives 0, and -inf for lse and max_scores.
+    Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse the function also returns lse (batch,
+    heads, L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32,
+    are the largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row
+    that sees no key gives 0, and -inf for lse and max_scores.
 
     Raises ValueError or TypeError for wrong arguments, and tandem.Unsupported for functions without an expression and
     for second and forward-mode derivatives.

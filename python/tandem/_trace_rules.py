@@ -139,7 +139,7 @@ def _gelu(t: Any, x: Any, *, approximate: str = "none") -> Any:
     elif approximate == "none":
         inner = t.call("erf", t.binary("*", x, t.constant(math.sqrt(0.5))), kind=FLOAT)
     else:
-        t.refuse(f"approximate ({approximate!r}) must be 'none' or 'tanh'")
+        t.refuse(f"approximate ({approximate!r}) must be 'none' or 'tanh': pass one of them")
     return t.binary("*", t.binary("*", x, t.constant(0.5)), t.binary("+", inner, t.constant(1.0)))
 
 

@@ -71,8 +71,8 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     if (!caps_late) mod_and_mask(f, w, rows, at, n_block, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
-    // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all of them; a
-    // branch on their sums, which is never taken, prevents that.
+    // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all exponentials; a
+    // branch on the exponentials' sums, which is never taken, prevents that wait.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exp_before_pv_wait();
     if (caps_late) {
       softmax.capped_exponentials(f.scores, rows.p.softcap_near_polynomial);

@@ -84,8 +84,8 @@ void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* con
   config->head_dim_v = static_cast<int>(head_dim_v);
 }
 
-// Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem the function also sets the
-// chunk.
+// Tries a schedule of wide heads; returns false if the schedule does not serve the problem. With ds_gmem the function
+// also sets the chunk.
 bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
                   ChunkSizes* chunk) {
   if (tuning.schedule && *tuning.schedule != schedule) return false;

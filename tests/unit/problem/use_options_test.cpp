@@ -192,7 +192,8 @@ TEST(UseOptions, WindowsMeet) {
   EXPECT_EQ(beside("k <= q + 30", TANDEM_BOTTOM_RIGHT, false, false), "0, 10 to 20");
   EXPECT_EQ(beside("q - k < 9", TANDEM_EXPLICIT, false, true, 4), "0, -6 to 4");
   EXPECT_EQ(beside("k < q + seqlen_k - seqlen_q", TANDEM_BOTTOM_RIGHT, true, true), "bottom right, -10 to -1");
-  // A diagonal that differs from the call's, and cannot replace it: of ALiBi, or of unknown lengths.
+  // These diagonals differ from the call's diagonal and cannot replace it, because ALiBi uses it or lengths are
+  // unknown.
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, true, false), "text");
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, false, true), "text");
   EXPECT_EQ(beside("k < q - 10", TANDEM_TOP_LEFT, false, false), "text");  // together they hide all keys

@@ -111,7 +111,8 @@ def _general_power(t: Any, a: Any, b: Any) -> Any:
     is_odd = t.binary("==", t.binary("%", b, t.constant(2.0)), t.constant(1.0))
     signed = t.select(is_odd, t.unary("-", size), size)
     power = t.select(t.binary("<", a, zero), t.select(is_whole, signed, t.constant(math.nan)), size)
-    # At 0 the product of the exponential's derivative, 0, and the logarithm's, infinity, would be NaN.
+    # At 0 the derivative of the exponential is 0 and the derivative of the logarithm is infinite: their product would
+    # be NaN.
     vanishes = t.binary("&", t.binary("==", a, zero), t.binary(">=", b, t.constant(1.0)))
     power = t.select(vanishes, t.select(t.binary("==", b, t.constant(1.0)), a, zero), power)
     return t.select(t.binary("==", b, zero), t.constant(1.0), power)

@@ -81,7 +81,8 @@ class Reader {
       if (!seen_[n]) return refuse(str_cat("\"", key(n), "\" is missing"));
     if (model_.tcgen05 != (model_.tensor_memory_columns == 512) || (!model_.tcgen05 && model_.tensor_memory_columns))
       return refuse("tensor_memory_columns must be 512 where tcgen05 is decoded, and 0 elsewhere");
-    if (model_.tcgen05_i8 && !model_.tcgen05) return refuse("tcgen05.i8 is decoded only where tcgen05 is");
+    if (model_.tcgen05_i8 && !model_.tcgen05)
+      return refuse("tcgen05.i8 must not be set without tcgen05: set tcgen05 too");
     return {};
   }
 

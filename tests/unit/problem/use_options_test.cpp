@@ -76,9 +76,9 @@ struct Texts {
   }
 };
 
-// Describes the diagonal and the visible keys around it: "bottom right, -2 to 7" counts the keys before and after the
-// diagonal, and "none" is any number. The answer is "text" if only an expression hides keys, and "text within ..." if
-// an expression hides keys of a window.
+// Describes the diagonal and the visible keys around it. "bottom right, -2 to 7" counts the keys before and after the
+// diagonal, and "none" is any number. The answer is "text" if only an expression hides keys. The answer begins with
+// "text within" if an expression hides keys of a window.
 std::string window_of(const Problem& p) {
   if (p.mask_mod && !p.taken.window) return "text";
   const auto bound = [](int64_t x, int64_t sign) {

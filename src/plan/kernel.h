@@ -35,7 +35,7 @@ enum class EntryId : uint8_t {
   preprocess,  // backward: before the main kernel
   postprocess,
   dsink,  // backward: after the main kernel
-  dbias,  // backward: in Unit::dbias
+  dbias,  // backward: an entry of Unit::dbias
   captured,
   postprocess_captured,  // backward, gradients of score_mod's tensors: last
   mark_n_blocks,

@@ -103,7 +103,7 @@ class Reader {
     const std::string_view name = trimmed(take_until('=', &line)), value = trimmed(line);
     for (size_t n = 0; n < kKeys; ++n) {
       if (name != key(n)) continue;
-      if (seen_[n]) return refuse(str_cat("\"", name, "\" is there twice"));
+      if (seen_[n]) return refuse(str_cat("\"", name, "\" must be given once: remove the second"));
       seen_[n] = true;
       if (n < std::size(kNumbers)) return read_number(kNumbers[n], value);
       if (name == "chip") return read_chip(value);

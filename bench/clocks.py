@@ -109,7 +109,7 @@ def errors_of(rows: list[dict]) -> list[float]:
 
 
 def choices(rows: list[dict]) -> list[bool]:
-    """Returns for all pairs that differ whether the model predicts the faster tile."""
+    """Returns, for each pair of tiles with different times, whether the model predicts the faster tile."""
     pairs = [(a, b) for k, a in enumerate(rows) for b in rows[:k] if abs(a["measured"] / b["measured"] - 1) > CLOSE]
     return [(a["modelled"] > b["modelled"]) == (a["measured"] > b["measured"]) for a, b in pairs]
 

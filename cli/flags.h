@@ -42,7 +42,7 @@ struct MaskFlags {
   void fill(Inputs& inputs) const;  // alibi_slopes and seqused, by the shape of inputs.q
 };
 
-// A problem from flags: sizes, mask and scores. A preset sets several of them, and other flags change them.
+// A problem from flags: sizes, mask and scores. A preset sets several flags, and later flags change these values.
 struct ProblemFlags {
   MaskFlags mask;
   std::string dtype = "f32", bias;

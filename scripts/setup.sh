@@ -166,7 +166,7 @@ NVRTC='nvidia-cuda-nvrtc==13.0.88' NVRTC_CUDA_12='nvidia-cuda-nvrtc-cu12==12.9.8
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 
-# True if the engine finds NVRTC without help (src/jit/nvrtc.h).
+# Returns true if the engine finds NVRTC without help (src/jit/nvrtc.h).
 has_nvrtc() {
   [ -z "${TANDEM_NVRTC:-}" ] || return 0
   compgen -G "${VIRTUAL_ENV:-/nowhere}/lib/python*/site-packages/nvidia/*/lib/libnvrtc.so.1[2-9]" >/dev/null ||

@@ -16,8 +16,8 @@ namespace {
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr int64_t most_kept_bytes = int64_t{1} << 30;
 
-// The inputs of every step. With enough heads these run in parallel, each product on one thread. Otherwise heads run
-// one after another, with all threads inside a product and over the rows of a softmax.
+// The inputs of every step. With enough heads the heads run in parallel, each product on one thread. Otherwise heads
+// run one after another, with all threads inside a product and over the rows of a softmax.
 struct Setting {
   const Problem& p;
   cpu::Threads& threads;

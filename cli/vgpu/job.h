@@ -28,9 +28,9 @@ class Job {
   virtual Status run(const std::string& device, const vgpu::Options& options) = 0;
   // Results of the last run.
   virtual std::vector<io::FileTensor> results() const = 0;
-  // One sentence for each wrong result.
+  // Returns one sentence for each wrong result.
   virtual std::vector<std::string> complaints() const { return {}; }
-  // One sentence for each correct result with a known expectation.
+  // Returns one sentence for each correct result, if the caller has given the expected results.
   virtual std::vector<std::string> remarks() const { return {}; }
 };
 

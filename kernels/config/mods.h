@@ -1,5 +1,5 @@
 // The numbered scalars and tensors that score_mods and mask_mods read on a device, and the gradients of the tensors. A
-// kernel with modifications has them after all other parameters.
+// kernel with modifications has these parameters after all other parameters.
 #pragma once
 
 #include "config/backward.h"

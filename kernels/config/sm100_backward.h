@@ -4,8 +4,8 @@
 #include "config/gradient_order.h"
 #include "config/score_options.h"
 
-// The accumulators of a tile: dk (with dq) and dv. Tensor memory has no capacity for both with wide heads. These use
-// two passes: dk tiles first, then dv tiles (for_dv in the kernel).
+// The accumulators of a tile: dk (with dq) and dv. Tensor memory has no capacity for both with wide heads. Wide heads
+// use two passes: dk tiles first, then dv tiles (for_dv in the kernel).
 enum class Accumulators { both, dk, dv };
 
 // The kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and iterates over the

@@ -16,7 +16,7 @@ template <bool bounded_left, bool bounded_right>
 struct Band {
   int diagonal, left, right, q_len, k_len;
 
-  // The keys that some query of [first, last] sees, and the keys that all of them see.
+  // The keys that some query of [first, last] sees, and the keys that all these queries see.
   constexpr KeyRange visible_keys(int first, int last) const {
     return {bounded_left ? first + diagonal - left : 0,
             bounded_right ? smaller(k_len, last + diagonal + right + 1) : k_len};

@@ -33,8 +33,8 @@ struct BiasLayout {
   }
 };
 
-// Rows of a tile, of which `left` are used. All rows are queries of one head. In a forward with pack_gqa they are the
-// heads of each query in turn.
+// Rows of a tile, of which `left` are used. All rows are queries of one head. In a forward with pack_gqa the rows are
+// the heads of each query in turn.
 template <Bias type>
 struct BiasRows {
   const char* first;

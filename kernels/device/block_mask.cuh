@@ -37,7 +37,7 @@ struct MaskMod {
   TANDEM_DEVICE MaskMod(const TileCoords& t, const Row& row)
       : place{t.sequence, row.head, row.query, 0, t.q_len, t.k_len} {}
   TANDEM_DEVICE bool operator()(const ForwardParams& p, int column) const { return mask_mod<T>(at(column), names(p)); }
-  // The same with preloaded values of the row and the key.
+  // Evaluates mask_mod with preloaded values of the row and the key.
   TANDEM_DEVICE bool operator()(const ForwardParams& p, const MaskRow<T>& row, const MaskKey<T>& key,
                                 int column) const {
     return mask_mod<T>(row, key, at(column), names(p));

@@ -56,8 +56,8 @@ TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
   return split_of_work(constant<T>, p, work);
 }
 
-// The n_blocks of a range that belong to a split. If no n_block does, the split's first one remains. The
-// mask hides its keys, because the n_block is outside the unmasked range.
+// The n_blocks of a range that belong to a split. If no n_block belongs to the split, the split's first n_block
+// remains. The mask hides the keys of this n_block, because this n_block is outside the unmasked range.
 template <auto T>
 TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, int work) {
   if constexpr (T.split_keys) {

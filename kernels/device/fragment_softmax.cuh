@@ -24,7 +24,7 @@ struct FragmentSoftmax {
   float limit[2] = {kOutgrownSum, kOutgrownSum};
   float alpha[2];         // factor of earlier sums, valid if rescale
   bool rescale;           // warp-uniform
-  bool outgrown = false;  // warp-uniform: in an iteration, or in any
+  bool outgrown = false;  // warp-uniform: in one iteration, or in any iteration
 
   // Before an iteration's exponentials: moves the row_max of a row that exceeds it by more than 8. The result stays
   // exact, because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,

@@ -63,7 +63,7 @@ TANDEM_DEVICE void mark_n_blocks(const BlockMaskedBackwardParams& p) {
 }
 
 // Iterations begin at the first m_block. All heads of an m_block come together; with a left bound all m_blocks of a
-// head do.
+// head come together.
 template <auto T>
 TANDEM_DEVICE void list_m_blocks(const BlockMaskedBackwardParams& p) {
   __shared__ int counts[kListBlocksThreads / 32];

@@ -15,7 +15,7 @@ TANDEM_DEVICE Chunk load_operand(const void* data, i64 row, int column, bool the
   return *reinterpret_cast<const Chunk*>(static_cast<const u16*>(data) + row + column);
 }
 
-// A warp's rows. A thread has two of them, in the layout of its MMA fragments.
+// A warp's rows. A thread has two rows, in the layout of its MMA fragments.
 template <auto T>
 struct MaxScoresOfWarp {
   // Operand columns are split into pieces of 32, and a thread has 8 neighbouring columns. The inner dimension of a

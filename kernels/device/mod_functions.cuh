@@ -74,8 +74,9 @@ TANDEM_DEVICE float mod_log1p(float a) { return log1pf(a); }
 TANDEM_DEVICE float mod_sin(float a) { return sinf(a); }
 TANDEM_DEVICE float mod_cos(float a) { return cosf(a); }
 TANDEM_DEVICE float mod_erf(float a) { return erff(a); }
-// Within 2^-21 of tanh, relative. 1 - |tanh|, which derivatives use, has full precision, because |a| avoids a
-// reciprocal near 1. tanhf() has two units in the last place but diverges within a warp between small and large scores.
+// Computes tanh with a relative error of at most 2^-21. 1 - |tanh|, which derivatives use, has full precision, because
+// |a| avoids a reciprocal near 1. tanhf() has two units in the last place but diverges within a warp between small and
+// large scores.
 TANDEM_DEVICE float mod_tanh(float a) {
   constexpr float kNear = 0.6f, kDoubleLog2e = 2.88539008177792681472f;
   const float square = a * a;

@@ -5,7 +5,7 @@
 #include "device/gradient.cuh"
 #include "ptx/warp.cuh"
 
-// One warp per query head.
+// One warp sums dsink of one query head.
 template <auto T>
 TANDEM_DEVICE void dsink(const BackwardParams& p) {
   grid_dependency_wait();

@@ -33,11 +33,11 @@ struct OneOf<false, A, B> {
 
 // Broadcasts lane 0's value, so that the compiler keeps the results in uniform registers.
 TANDEM_DEVICE int warp_uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
-// Returns true in all lanes if x is true in any lane. A loop that ends by it keeps slots and descriptors in uniform
-// registers.
+// Returns true in all lanes if x is true in any lane. A loop that ends by this result keeps slots and descriptors in
+// uniform registers.
 TANDEM_DEVICE bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
-// Returns x, but hides its value from the compiler. Code that uses it is not hoisted out of a loop.
+// Returns x, but hides its value from the compiler. Code that uses the result is not hoisted out of a loop.
 TANDEM_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;

@@ -93,7 +93,7 @@ static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_arg
 
 /* ---- From Python ------------------------------------------------------------------------------------------------ */
 
-/* Runs a call after its arguments were read. Returns its request, or NULL with an exception. */
+/* Runs a call after its arguments were read. Returns the request of this call, or NULL with an exception. */
 static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q, Gpu* gpu) {
   const tandem_pass pass = (tandem_pass)(what & 1);
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;

@@ -56,7 +56,7 @@ static Reading read_part(PyObject* tensor, int written, ReadMod* read, const tan
   return read_tensor(tensor, written, operand);
 }
 
-/* kFailed: with an exception. */
+/* If it returns kFailed, a Python exception is set. */
 static Reading read_name(PyObject* item, int pass, ReadMod* read) {
   PyObject *name_object, *value, *gradient;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "UOO", &name_object, &value, &gradient)) {

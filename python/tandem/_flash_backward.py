@@ -116,8 +116,10 @@ def _mask(call_args: CallArgs) -> _Mask:
 
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Returns the requested gradients of q, k, v, bias and sink, else None. call_args: the call's, with out, lse, dout,
-    dlse."""
+    """Returns the requested gradients of q, k, v, bias and sink, else None.
+
+    call_args: the arguments of the call, with out, lse, dout and dlse.
+    """
     refuse(call_args)
     if call_args.get("dlse") is not None:
         _raise("lse has a gradient", "use lse.detach()")

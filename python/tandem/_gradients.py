@@ -50,7 +50,7 @@ def refuse(call_args: CallArgs) -> None:
 
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
     """Returns the requested gradients of q, k, v, bias and sink, then of the tensors that score_mod names; else None.
-    call_args: the call's, with out, lse, dout and dlse."""
+    call_args: the arguments of the call, with out, lse, dout and dlse."""
     if not is_own(call_args["q"]):
         return _flash_backward.gradients(call_args, wanted)
     if call_args["dout"] is None:

@@ -207,8 +207,8 @@ def attention_heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Te
     """Computes tandem.attention of q, k and v (batch, heads, seqlen, head_dim), with neither packed sequences nor
     dropout.
 
-    Returns (batch, seqlen_q, heads_q, head_dim_v). Without gradients it avoids the three transposes, which take as long
-    as the rest of a small call.
+    Returns (batch, seqlen_q, heads_q, head_dim_v). Without gradients this function avoids the three transposes, which
+    take as long as the rest of a small call.
     """
     modified = "score_mod" in options or "mask_mod" in options or "block_mask" in options
     longer = modified or torch.compiler.is_compiling() or torch.is_grad_enabled() or needs_padding(q, v)

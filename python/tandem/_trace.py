@@ -344,7 +344,7 @@ class _Tracing:
         """Converts an index to an expression's, which counts from 0. torch counts negative indices from the end."""
         if isinstance(x, int) and not isinstance(x, bool):
             if not -size <= x < size:
-                self.refuse(f"index {x} is out of bounds for a dimension of {size}", IndexError)
+                self.refuse(f"index ({x}) must be from {-size} to {size - 1}: correct it", IndexError)
             return self.graph.constant(x % size)
         if isinstance(x, (slice, list, bool)):
             self.refuse(f"an index must be a number, not a {type(x).__name__}")

@@ -111,7 +111,8 @@ def _general_power(t: Any, a: Any, b: Any) -> Any:
     is_odd = t.binary("==", t.binary("%", b, t.constant(2.0)), t.constant(1.0))
     signed = t.select(is_odd, t.unary("-", size), size)
     power = t.select(t.binary("<", a, zero), t.select(is_whole, signed, t.constant(math.nan)), size)
-    # At 0 the product of the exponential's derivative, 0, and the logarithm's, infinity, would be NaN.
+    # At 0 the derivative of the exponential is 0 and the derivative of the logarithm is infinite: their product would
+    # be NaN.
     vanishes = t.binary("&", t.binary("==", a, zero), t.binary(">=", b, t.constant(1.0)))
     power = t.select(vanishes, t.select(t.binary("==", b, t.constant(1.0)), a, zero), power)
     return t.select(t.binary("==", b, zero), t.constant(1.0), power)
@@ -139,7 +140,7 @@ def _gelu(t: Any, x: Any, *, approximate: str = "none") -> Any:
     elif approximate == "none":
         inner = t.call("erf", t.binary("*", x, t.constant(math.sqrt(0.5))), kind=FLOAT)
     else:
-        t.refuse(f"approximate ({approximate!r}) must be 'none' or 'tanh'")
+        t.refuse(f"approximate ({approximate!r}) must be 'none' or 'tanh': pass one of them")
     return t.binary("*", t.binary("*", x, t.constant(0.5)), t.binary("+", inner, t.constant(1.0)))
 
 
@@ -187,7 +188,7 @@ def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
         t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores are float32"
+            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores stay float32"
         )
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
         t.refuse(f"a cast to {dtype} is not supported: ints have 32 bits and a sign")
@@ -231,7 +232,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
         arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
         if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
-            t.refuse("a tensor with dimensions is created, and a score is one number: its size is ()")
+            t.refuse("a tensor with dimensions is created, and a score is one number: create () instead")
         kind = t.node(x).kind if dtype is None else kind_of(dtype)
         if value is not None:
             return t.symbol(t.graph.constant((bool, int, float)[kind](value)))

@@ -27,7 +27,10 @@ def changes(function: Any, name: str, value: Any) -> bool:
 
 
 def fits(tensor: Tensor) -> bool:
-    """True if all elements of a tensor of wide ints are ints of 32 bits. A GPU tensor is read once for each version."""
+    """Returns true if all elements of a tensor of wide ints are ints of 32 bits.
+
+    A GPU tensor is read once for each version.
+    """
     if not tensor.numel() or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return True
     version = None if tensor.is_inference() else tensor._version

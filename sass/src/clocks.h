@@ -14,8 +14,8 @@ namespace tandem::machine_code {
 // The reason why an instruction was not issued earlier.
 enum class Delay : uint8_t {
   order,     // the previous instruction and its stall count
-  turn,      // other warps of its scheduler issued
-  unit,      // its unit was busy
+  turn,      // other warps of the event's scheduler issued
+  unit,      // the event's unit was busy
   latency,   // an operand was outstanding: memory or exponential unit
   products,  // the tensor core
   copies,    // copies into shared memory

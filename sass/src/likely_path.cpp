@@ -113,7 +113,7 @@ struct Side {
   int32_t first = 0;
   int instructions = 0, selects = 0, products = 0, exponentials = 0;
   bool waits = false, multiplies_matrices = false;
-  bool may_mask = false;  // one of its paths masks
+  bool may_mask = false;  // a path of this side masks scores
 
   bool masks() const { return selects >= kSelectsOfMask; }
   bool is_step() const { return exponentials >= kExponentialsOfStep; }

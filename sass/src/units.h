@@ -32,7 +32,7 @@ bool known(const Instruction& instruction);
 struct Rates {
   std::string_view arch;     // prefix of the architectures that have these rates
   double issue = 4;          // warp instructions
-  double exponentials = 16;  // and other lanes of that unit
+  double exponentials = 16;  // lanes of the unit for exponentials and other functions
   double fma = 128;          // lanes; packed pairs count twice
   double alu = 64;           // lanes
   double shared_bytes = 128;

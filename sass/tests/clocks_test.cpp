@@ -70,7 +70,8 @@ TEST(MachineCodeClocks, ProductsAndWhatRunsBeside) {
   const Clocks alone = clocks(kernel, {warp_of(4, Role::computing, 0, 9)});
   const Latencies& l = *latencies_of("sm_90");
   EXPECT_NEAR(alone.step, 8 * 64 + l.start_from_registers + l.products_in_registers, 4);
-  EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step, 2);  // a quarter of the tensor core's 4096 per clock
+  EXPECT_NEAR(alone.flops / alone.step, 1024 * 512 / alone.step,
+              2);  // a quarter of the tensor core's 4096 FLOP per clock
   const Clocks softmax = clocks(kernel, {warp_of(8, Role::softmax, 9, 109)});
   EXPECT_NEAR(softmax.step, 100, 1);
   WarpTrace products = warp_of(4, Role::mma, 0, 8);

@@ -88,7 +88,7 @@ inline VF tanh(VF x) {
   const VF small = hn::MulAdd(hn::Mul(p, s), x, x);
   const VF e = exp2<6>(hn::Mul(hn::Min(z, set(20.0f)), set(2 * kLog2e)));
   const VF big = hn::CopySign(hn::Sub(set(1.0f), hn::Div(set(2.0f), hn::Add(e, set(1.0f)))), x);
-  // The polynomial propagates a NaN; Min may not.
+  // The polynomial propagates a NaN, which Min may lose.
   return select(hn::Gt(z, set(0.625f)), big, small);
 }
 

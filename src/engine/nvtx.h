@@ -17,8 +17,8 @@ struct Tool {
 // The variable is read once.
 const Tool* tool();
 
-// Loads a tool's library and lets the library attach. The result has no functions if it does not attach. A process has
-// one tool.
+// Loads a tool's library and lets the library attach. The result has no functions if the library does not attach. A
+// process has one tool.
 Tool attach(const std::string& library);
 
 // A named range of the calling thread, from construction to destruction. Without a tool a range costs one comparison.

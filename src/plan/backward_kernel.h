@@ -45,7 +45,7 @@ struct BackwardKernel {
   int dkv_semaphores = 0;                  // per n_block and CTA, if heads accumulate into one sum
   bool spt;                                // device/m_block_iterator.cuh
   bool single_n_block = false;             // the main kernel stores dq without accumulation
-  bool stores_dkv_by_tma = false;          // dk and dv have tensor maps; else stored from registers
+  bool stores_dkv_by_tma = false;          // dk and dv have tensor maps: TMA stores them
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // few queries per head
   bool two_pass;                           // dk and dv use two passes

@@ -1,5 +1,5 @@
 // The tensors of a call by name, from first to last byte, with the gaps between rows. Devices that check every access
-// receive them with each launch.
+// receive these tensors with each launch.
 #pragma once
 
 #include <initializer_list>

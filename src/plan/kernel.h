@@ -24,7 +24,7 @@ enum class Unit : uint8_t { main, prepost, dbias };
 uint64_t id_of(const Configuration& configuration);
 std::string name_of(const Configuration& configuration);
 
-// The entry points of all kernels. A unit has some of them, and launches name them by these ids.
+// The entry points of all kernels. A unit has some of the entries, and launches name entries by these ids.
 enum class EntryId : uint8_t {
   main,      // the forward or the backward itself
   schedule,  // forward, varlen: one CTA lists the tiles first
@@ -35,7 +35,7 @@ enum class EntryId : uint8_t {
   preprocess,  // backward: before the main kernel
   postprocess,
   dsink,  // backward: after the main kernel
-  dbias,  // backward: in Unit::dbias
+  dbias,  // backward: an entry of Unit::dbias
   captured,
   postprocess_captured,  // backward, gradients of score_mod's tensors: last
   mark_n_blocks,

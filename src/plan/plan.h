@@ -82,7 +82,7 @@ struct Plan {
 // One pass of attention on GPUs. A new pass is a new class in a separate file.
 class Pass {
  public:
-  // Returns ok, or the first reason why a GPU does not serve the call. If GPUs have kernels for it, this device's
+  // Returns ok, or the first reason why a GPU does not serve the call. If GPUs have kernels for the call, this device's
   // limits count.
   virtual Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) const = 0;
   virtual void plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const = 0;

@@ -12,7 +12,7 @@ namespace tandem {
 // The gradient of one tensor of an expression. Tables in which gradients are added up are compact: a tensor's gradient
 // begins at `first` in the table of all gradients.
 struct CapturedGradient {
-  BiasView to;  // not present: the gradient is not computed
+  BiasView to;  // if it is not present, the gradient is not computed
   int64_t first = 0;
 
   // The cell of these indices, each clamped to its dimension.

@@ -51,8 +51,9 @@ void expect_close(Held& got, Held& expected, int64_t count, const char* what) {
   }
 }
 
-// A ring: the keys are divided into parts, and each part's forward gets their position. Only one part has the sink.
-// Then each part's backward, from the merged out and lse, adds to one dq, and writes dk and dv of its keys.
+// A ring: the keys are divided into parts, and each part's forward gets the position of the part's keys. Only one part
+// has the sink. Then each part's backward, from the merged out and lse, adds to one dq, and writes dk and dv of its
+// keys.
 TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
   constexpr int64_t kQueries = 40, kHeads = 2, kDim = 16, kPart = 25, kParts = 3, kKeys = kPart * kParts;
   constexpr int64_t kQ = kQueries * kHeads * kDim, kK = kKeys * kHeads * kDim;

@@ -102,7 +102,7 @@ TEST_F(KernelsAdversarial, ScoresThatRise) {
 }
 
 // Products alone make the maximum grow. Kernels begin with the last keys, and the first ones outweigh all earlier ones
-// at once. Some of the partial sums stay finite and some do not, with one query or many, in one tile of many.
+// at once. Some partial sums stay finite and other partial sums overflow, with one query or many, in one tile of many.
 TEST_F(KernelsAdversarial, FirstKeysOutweighTheLast) {
   for (const double jump : {5.0, 10.0, 15.0, 30.0, 50.0, 100.0}) {
     for (const char* more :
@@ -139,8 +139,8 @@ TEST_F(KernelsAdversarial, OneProductOutweighsAll) {
   }
 }
 
-// Only every other 128 rows outgrow their first keys: the rows of one CTA of two. If that CTA loses them, both CTAs
-// compute the tile again.
+// Only every other 128 rows outgrow their first keys: the rows of one CTA of two. If that CTA loses these rows, both
+// CTAs compute the tile again.
 TEST_F(KernelsAdversarial, RowsOfOneCtaOutgrowTheirFirstKeys) {
   for (const int64_t which : {0, 1}) {
     for (const char* more : {"--seqlen-q 400 --head-dim 128 --head-dim-v 128",

@@ -204,7 +204,7 @@ TEST(KernelsExact, IntegersAreExactToOneRounding) {
       Repeated call("--dtype " + dtype + " --values integer --seqlen-q 150 --head-dim 64 --head-dim-v 64 --seqlen-k " +
                     number(keys));
       call.run();
-      const double half_unit = dtype == "f16" ? 0x1p-11 : 0x1p-8;  // and the roundings of float32
+      const double half_unit = dtype == "f16" ? 0x1p-11 : 0x1p-8;  // float32 roundings are added below
       for (int64_t n = 0; n < call.outputs.out.size(); ++n) {
         double sum = 0;
         for (int64_t j = 0; j < keys; ++j) sum += call.instance->v.get(j * 64 + n % 64);

@@ -159,7 +159,7 @@ TEST_F(KernelsLarge, BatchesPackedSequencesAndOneLongSequence) {
   ASSERT_NO_FATAL_FAILURE(run(Form::one, args));
   for (const int64_t b : sampled_sequences()) {
     if (b < 2) continue;
-    // The window's last rows: 64 of them see 200 keys before the first.
+    // The window's last rows: 64 rows see 200 keys before the first.
     expect_good_rows("--seqlen-q 64 --seqlen-k 264 --causal 1 --left 200", b * kLength, b * kLength - 200, b % kHeads,
                      Form::one);
   }

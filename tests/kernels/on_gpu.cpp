@@ -127,7 +127,7 @@ namespace {
 // Tests of several GPUs, speed, graphs, streams, the size of a GPU's memory, and refusals of devices.
 constexpr const char* kNotVirtual = "-KernelsDevices.*:KernelsGraph.*:KernelsRepeat.*:KernelsLarge.*:KernelsRefusal.*";
 
-// Names tests without cases. Only the first part runs them.
+// Names tests without cases. Only the first part runs these tests.
 constexpr const char* kWhole =
     ":KernelsExact.*:KernelsLargeStrides.*:KernelsPlacement.*:KernelsPoison.*:KernelsRecorded.*";
 

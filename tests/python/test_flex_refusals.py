@@ -100,7 +100,7 @@ REFUSED = {
     without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) is combined with one score"),
     by_a_float: (tandem.Unsupported, "an index must be an int, not a float"),
     too_many: (IndexError, r"3 indices are given to a tensor of shape \(4, 9\)"),
-    out_of_bounds: (IndexError, "index 9 is out of bounds for a dimension of 9"),
+    out_of_bounds: (IndexError, r"index \(9\) must be from -9 to 8: correct it"),
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
     minimum: (tandem.Unsupported, r"min\(\) and max\(\) need a value"),
     by_floats: (tandem.Unsupported, "'&' must have bools or ints, not a float"),

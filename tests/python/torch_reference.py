@@ -36,7 +36,7 @@ def attend(q, k, v, *, scale=None, causal=False, window=(None, None), softcap=0.
         hidden |= j > i
     s = s.masked_fill(hidden, float("-inf"))
     logits = s if sink is None else torch.cat((s, sink.to(s.dtype)[:, None, None].expand(-1, q.shape[0], 1)), 2)
-    empty = (logits == float("-inf")).all(-1)  # its softmax would be NaN, and so would all gradients
+    empty = (logits == float("-inf")).all(-1)  # rows whose softmax and gradients would be NaN
     logits = logits.masked_fill(empty[..., None], 0.0)
     p = logits.softmax(-1).masked_fill(empty[..., None], 0.0)[..., : k.shape[0]]
     lse = logits.logsumexp(-1).masked_fill(empty, float("-inf"))

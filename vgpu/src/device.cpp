@@ -152,8 +152,8 @@ class VirtualDevice final : public gpu::Device {
   bool wants_buffers() const override { return options_.check; }
   Status encode(const gpu::TensorMapSpec& spec, gpu::TensorMap* map) override {
     if (spec.type >= gpu::TensorType::u4_align8 && !model_.tcgen05)
-      return Status::unsupported(
-          str_cat("tensor map: the ", model_.marketing_name, " has no packed types of 4 or 6 bits"));
+      return Status::unsupported(str_cat("tensor map: packed types of 4 or 6 bits must not be used on the ",
+                                         model_.marketing_name, ": use types of 8 bits"));
     return units::encode(spec, map);
   }
   Status launch(const gpu::Launch& launch) override;

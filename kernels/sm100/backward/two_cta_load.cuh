@@ -92,7 +92,7 @@ TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
     mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }
 
-// Signals the leader after operands have arrived. Before the signal it zeroes rows beyond a sequence.
+// Signals the leader after operands have arrived. Before the signal the relay zeroes rows beyond a sequence.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   const int lane = threadIdx.x % 32, own_queries = cta_rank<T>() * T.q_box_rows();

@@ -176,7 +176,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       for (int c = 0; c < T.k_blocks(); ++c) load_k(after, c);
     }
   }
-  if constexpr (T.two_cta) {  // commits free blocks only while the CTA runs
+  if constexpr (T.two_cta) {  // a commit can free a block only while the CTA runs
 #pragma unroll 1
     for (int i = 0; i < T.ring_slots(); ++i, ring.advance()) mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
 #pragma unroll 1

@@ -13,7 +13,7 @@ template <Sm90BackwardConfig T, bool = T.cluster2()>
 struct ClusterShared {};
 template <Sm90BackwardConfig T>
 struct ClusterShared<T, true> {
-  alignas(1024) u16 k[T.cta_keys() * T.cluster2_columns()];      // the other CTA's keys, columns of own dq
+  alignas(1024) u16 k[T.cta_keys() * T.cluster2_columns()];  // keys of the other CTA, in the columns of this CTA's dq
   alignas(1024) u16 ds[T.ds_stages()][T.cta_keys() * T.tile_m];  // the other CTA's dS
   u64 ds_peer_full[T.ds_stages()], ds_read, tile_signalled, tile_read;
   int next_tile;

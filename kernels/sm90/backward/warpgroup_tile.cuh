@@ -75,7 +75,7 @@ struct WarpgroupSteps {
     if constexpr (T.options.block_mask) {
       listed_.advance();
       m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
-    } else if constexpr (spt<T>()) {  // and the key head has one query head
+    } else if constexpr (spt<T>()) {  // with spt, a key head has one query head
       m_block += next_;
     } else if constexpr (T.options.bounded_left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;

@@ -1,8 +1,8 @@
 // The loop of an MMA warpgroup of the Hopper forward: scores, softmax and result, tile after tile.
 //
 // ptxas determines the form of compute() (docs/design/sm90_forward.md). Arrays that products write are its locals, and
-// the functions that work on them (mainloop.cuh) take references. As members of a struct they would change the address
-// arithmetic of the main loop. A function for a block mask's first iterations would do so too.
+// the functions that work on them (mainloop.cuh) take references. As members of a struct these arrays would change the
+// address arithmetic of the main loop. A function for a block mask's first iterations would do so too.
 #pragma once
 #include "device/row.cuh"
 #include "sm90/forward/epilogue.cuh"

@@ -35,8 +35,8 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
   const Sm90Work& work = rows.work;
   const float scale_log2 = constants.scale_log2, threshold = constants.threshold;
   // Lanes exchange the bits of the dropout mask. An exchange after products stalls until the tensor core has accepted
-  // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short for that, and they are drawn
-  // before the turn. With a block mask the n_block is known only later.
+  // them, so that bits are drawn before p v is issued. At head_dim 64 q k' is too short, and the bits are drawn before
+  // the turn. With a block mask the n_block is known only later.
   constexpr bool kDrawsLate = T.options.block_mask, kDrawsFirst = !kDrawsLate && T.head_dim_v <= 64;
   // strict_now() is evaluated after the products are issued. True: every maximum is taken.
   auto step = [&](bool masked, auto strict_now) __attribute__((always_inline)) {
@@ -71,8 +71,8 @@ TANDEM_DEVICE void mainloop(const Fragments<T>& f, Warpgroup<T>& w, const WorkRo
     if (!caps_late) mod_and_mask(f, w, rows, at, n_block, masked);
     if (strict) softmax.update_max(f.scores, scale_log2, threshold);
     next.hold(rows, at);
-    // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all of them; a
-    // branch on their sums, which is never taken, prevents that.
+    // Some exponentials overlap p v, the rest overlap the packing. ptxas would wait for p v before all exponentials; a
+    // branch on the exponentials' sums, which is never taken, prevents that wait.
     constexpr int kAll = T.tile_n / 2, kUnder = T.exp_before_pv_wait();
     if (caps_late) {
       softmax.capped_exponentials(f.scores, rows.p.softcap_near_polynomial);

@@ -85,10 +85,10 @@ def flex_attention(
     enable_gqa : heads is a multiple of heads_k.
     kernel_options : options of torch's kernels. These options are checked and have no effect.
 
-    Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse it also returns lse (batch, heads,
-    L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32, are the
-    largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row that sees
-    no key gives 0, and -inf for lse and max_scores.
+    Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse the function also returns lse (batch,
+    heads, L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32,
+    are the largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row
+    that sees no key gives 0, and -inf for lse and max_scores.
 
     Raises ValueError or TypeError for wrong arguments, and tandem.Unsupported for functions without an expression and
     for second and forward-mode derivatives.
@@ -273,7 +273,7 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 @torch.compiler.disable
 def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
     """True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression. False
-    for expressions with tensors: they are no windows, and only windows are served without lists."""
+    for expressions with tensors, which are no windows, because only windows are served without lists."""
     made = getattr(block_mask, "_made_by_tandem", None)
     if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
         return False

@@ -255,8 +255,8 @@ def tandem_mask(
     """The mask function of "tandem": transformers calls it once per forward pass for each kind of layer.
 
     The arguments and results equal ``transformers.masking_utils.sdpa_mask``'s. Returns None if only the layer's
-    causality hides keys. Else it returns a (batch_size, 1, q_length, kv_length) boolean mask, True where visible. The
-    result is a `CompactMask` if causality, a window, padding or packed sequences are its only parts.
+    causality hides keys. Else the function returns a (batch_size, 1, q_length, kv_length) boolean mask, True where
+    visible. The result is a `CompactMask` if causality, a window, padding or packed sequences are its only parts.
 
     The outputs of padded queries are meaningless, but finite.
     """

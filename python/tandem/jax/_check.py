@@ -54,7 +54,7 @@ def _described(x: Any, name: str, device: int) -> tuple[Any, ...]:
 
 
 def check(operation: Operation, arrays: Sequence[Any]) -> None:
-    """Raises what a call of these arrays would raise. For the backward pass arrays are the forward's."""
+    """Raises what a call of these arrays would raise. In a backward pass, arrays are the inputs of the forward."""
     at = dict(zip(operation.inputs, arrays))
     device = device_type(arrays)
     results = {name: result_of(name, operation, at) for name in operation.outputs if _is_shaped(at)}

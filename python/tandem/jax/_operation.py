@@ -15,7 +15,7 @@ from tandem._options import KINDS
 
 PASSES = ("forward", "backward")
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1, "explicit": 2}
-# By the kind of an option, or the type of a number in an expression.
+# Converts a number, by the kind of an option or by the number's type in an expression.
 _NUMBERS: dict[Any, Any] = {
     **{"Length": np.int64, "Count": np.int32, "Flag": np.int32, "Real": np.float64},
     "Scale": lambda value: np.float64(value or np.finfo(np.float64).tiny),  # 0 means "not given" in C

@@ -38,7 +38,8 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
   if ((config.m_split && p.group() == 1) || config.short_q) return false;
   const int64_t most = config.head_dim > 192 && p.group() == 1 ? tuning.spt_wide_l2_bytes : tuning.spt_l2_bytes;
   if (p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v) > most) return false;
-  // With grouped heads each query head accumulates dk and dv in memory. Only long tiles can hide that.
+  // With grouped heads each query head accumulates dk and dv in memory. Only long tiles can hide the time of these
+  // additions.
   const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch;
   return p.group() == 1 ||
          (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas);
@@ -84,8 +85,8 @@ void set_head_dims(int64_t head_dim, int64_t head_dim_v, Sm90BackwardConfig* con
   config->head_dim_v = static_cast<int>(head_dim_v);
 }
 
-// Tries a schedule of wide heads; false if it does not serve the problem. With ds_gmem the function also sets the
-// chunk.
+// Tries a schedule of wide heads; returns false if the schedule does not serve the problem. With ds_gmem the function
+// also sets the chunk.
 bool try_schedule(const Problem& p, Schedule schedule, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
                   ChunkSizes* chunk) {
   if (tuning.schedule && *tuning.schedule != schedule) return false;

@@ -152,6 +152,6 @@ constexpr bool all_fit() {
 }
 static_assert(
     all_fit(),
-    "a tile of the table needs more shared memory or registers than there are, or plan/fields.h does not know it");
+    "a tile of the table needs more shared memory or registers than exist, or plan/fields.h does not list it");
 
 }  // namespace tandem::plan

@@ -148,7 +148,7 @@ TEST(ForwardPlan, EveryBlackwellTileFits) {
   }
 }
 
-// Two CTAs share an MMA without a mask if their tiles are full. Wide heads always do.
+// Two CTAs share an MMA without a mask if their tiles are full. Two CTAs always share an MMA of wide heads.
 TEST(ForwardPlan, PairsOfBlackwell) {
   const auto two_cta = [](const Sizes& sizes, bool is_causal = false) {
     const Problem p = dense(sizes);

@@ -76,8 +76,9 @@ struct Texts {
   }
 };
 
-// Describes the diagonal and the visible keys around it, or the text, or the text within these. "bottom right, -2 to 7"
-// counts the keys before and after the diagonal; "none" is any number.
+// Describes the diagonal and the visible keys around it. "bottom right, -2 to 7" counts the keys before and after the
+// diagonal, and "none" is any number. The answer is "text" if only an expression hides keys. The answer begins with
+// "text within" if an expression hides keys of a window.
 std::string window_of(const Problem& p) {
   if (p.mask_mod && !p.taken.window) return "text";
   const auto bound = [](int64_t x, int64_t sign) {
@@ -192,7 +193,8 @@ TEST(UseOptions, WindowsMeet) {
   EXPECT_EQ(beside("k <= q + 30", TANDEM_BOTTOM_RIGHT, false, false), "0, 10 to 20");
   EXPECT_EQ(beside("q - k < 9", TANDEM_EXPLICIT, false, true, 4), "0, -6 to 4");
   EXPECT_EQ(beside("k < q + seqlen_k - seqlen_q", TANDEM_BOTTOM_RIGHT, true, true), "bottom right, -10 to -1");
-  // A diagonal that differs from the call's, and cannot replace it: of ALiBi, or of unknown lengths.
+  // These diagonals differ from the call's diagonal and cannot replace it, because ALiBi uses it or lengths are
+  // unknown.
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, true, false), "text");
   EXPECT_EQ(beside("q - k < 9", TANDEM_BOTTOM_RIGHT, false, true), "text");
   EXPECT_EQ(beside("k < q - 10", TANDEM_TOP_LEFT, false, false), "text");  // together they hide all keys

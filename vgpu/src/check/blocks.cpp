@@ -132,7 +132,7 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
     const int lane = first_of(m);
     if (warp.bulk->open >> lane & 1) {
       left(Rule::unwaited_store, lane, warp.bulk->last[lane],
-           "the thread exits while its bulk store may still read shared memory: it is not even committed");
+           "the thread exits while its bulk store, which is not committed, may still read shared memory");
     } else if (warp.bulk->reads_done[lane] < warp.bulk->committed[lane]) {
       left(Rule::unwaited_store, lane, warp.bulk->last[lane],
            "the thread exits while its bulk store may still read shared memory: no wait covers it");

@@ -109,7 +109,7 @@ struct CheckedOperation {
 
 // A warp's part of a wgmma that not all warps of its warpgroup have issued yet.
 struct Quarter {
-  int32_t warp = 0, committed = 0;  // groups, by the warp, before
+  int32_t warp = 0, committed = 0;  // committed: earlier groups of the warp
   LaneGroup share;
 };
 

@@ -41,7 +41,7 @@ class Findings {
   std::vector<Finding> all() const;
 
  private:
-  using Key = std::pair<Rule, int32_t>;  // and the line
+  using Key = std::pair<Rule, int32_t>;  // the rule and the source line
   struct FindingEntry {
     Finding finding;
     bool made = false;

@@ -5,7 +5,7 @@
 
 namespace tandem::vgpu::check {
 
-// Every earlier access there happened before this access.
+// Returns true if every earlier access to the part's bytes happened before this access.
 bool Page::is_behind(const GranulePart& part, Touch& touch) const {
   if (!(part.initialised || touch.writes)) return false;
   const auto behind = [&](Epoch x) { return !x || x == touch.epoch || touch.judge(x) == Touch::Verdict::ordered; };

@@ -109,9 +109,9 @@ class Page {
     std::unique_ptr<Epoch[]> more_;
   };
 
-  // Accesses since the last write, except the first two. Granules with equal accesses share it.
+  // Accesses since the last write, except the first two. Granules with equal accesses share one Others.
   struct Others {
-    static constexpr size_t kMax = Epochs::kMax;  // beyond it the latest access and its races are dropped
+    static constexpr size_t kMax = Epochs::kMax;  // beyond kMax the latest access and its races are lost
     static constexpr size_t kUntried = 4 * kMax;
     int32_t users = 0;
     uint32_t untried = 0;  // additions since the last removal of ordered epochs

@@ -29,7 +29,7 @@ class GlobalSyncs {
     std::unordered_map<uint64_t, Told> published;
   };
   std::array<SyncStripe, 64> stripes_;
-  std::atomic<bool> anything_{false};  // something was published: most kernels never do
+  std::atomic<bool> anything_{false};  // a thread has published; most kernels never publish
 };
 
 }  // namespace tandem::vgpu::check

@@ -118,8 +118,8 @@ class CheckedWarp {
   void acquire_relaxed(uint32_t of, const VectorClock& published);
   void fence(uint32_t of, bool acquires, bool releases, bool beyond_block);
   void proxy_fence(uint32_t of, FencedSpaces spaces);
-  // tcgen05.fence::after_thread_sync: the lanes' knowledge of tensor memory is ordered before their later operations
-  // there.
+  // tcgen05.fence::after_thread_sync: the accesses to tensor memory that the lanes know of are ordered before the
+  // lanes' later accesses to tensor memory.
   void tensor_fence(uint32_t of);
   // Afterwards each of these lanes knows the events of all these lanes.
   void sync(uint32_t of);

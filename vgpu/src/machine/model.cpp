@@ -81,7 +81,8 @@ class Reader {
       if (!seen_[n]) return refuse(str_cat("\"", key(n), "\" is missing"));
     if (model_.tcgen05 != (model_.tensor_memory_columns == 512) || (!model_.tcgen05 && model_.tensor_memory_columns))
       return refuse("tensor_memory_columns must be 512 where tcgen05 is decoded, and 0 elsewhere");
-    if (model_.tcgen05_i8 && !model_.tcgen05) return refuse("tcgen05.i8 is decoded only where tcgen05 is");
+    if (model_.tcgen05_i8 && !model_.tcgen05)
+      return refuse("tcgen05.i8 must not be set without tcgen05: set tcgen05 too");
     return {};
   }
 
@@ -102,7 +103,7 @@ class Reader {
     const std::string_view name = trimmed(take_until('=', &line)), value = trimmed(line);
     for (size_t n = 0; n < kKeys; ++n) {
       if (name != key(n)) continue;
-      if (seen_[n]) return refuse(str_cat("\"", name, "\" is there twice"));
+      if (seen_[n]) return refuse(str_cat("\"", name, "\" must be given once: remove the second"));
       seen_[n] = true;
       if (n < std::size(kNumbers)) return read_number(kNumbers[n], value);
       if (name == "chip") return read_chip(value);

@@ -1,4 +1,4 @@
-// The chips that a virtual GPU can be. Each is a file, vgpu/models/NAME.model, whose text is compiled in.
+// The chips that a virtual GPU can be. Each chip has a file, vgpu/models/NAME.model, whose text is compiled in.
 #pragma once
 
 #include <cstdint>

@@ -326,7 +326,7 @@ void ModuleReader::share_variables() {
 
 Status parse(std::string_view text, Module* module) {
   while (text.ends_with('\0')) text.remove_suffix(1);  // NVRTC's text has its terminator
-  if (text.size() > kMaxText) return Status::unsupported("PTX text is larger than 1 GiB");
+  if (text.size() > kMaxText) return Status::unsupported("PTX text must be at most 1 GiB: split the module");
   try {
     *module = ModuleReader(text).read();
     read_inlining(text, module);

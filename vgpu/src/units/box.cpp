@@ -138,9 +138,10 @@ Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
     return Status::invalid(str_cat("the first coordinate of a tensor copy (", copy.coordinates[0],
                                    ") must be a multiple of 128 in type ", name_of(map.type)));
   if (map.type == gpu::TensorType::u4_align16 && !is_load)
-    return Status::invalid("tensors of type u4_align16 can only be loaded");
+    return Status::invalid("tensors of type u4_align16 must not be stored: use another type");
   if (map.type == gpu::TensorType::u6_align16 && is_load && map.swizzle == gpu::Swizzle::b128_atom_64b)
-    return Status::invalid("tensors of type u6_align16 with swizzle 128B_atom_64B can only be stored");
+    return Status::invalid(
+        "tensors of type u6_align16 must not be loaded with swizzle 128B_atom_64B: use another swizzle");
   const int64_t first = int64_t{copy.coordinates[0]} * global_bits(map.type) / 8;
   if (first % 16 != 0 || int64_t{copy.coordinates[0]} * global_bits(map.type) % 8 != 0)
     return Status::invalid(str_cat("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,

@@ -166,7 +166,7 @@ Status check(const MatrixTile& tile, uint32_t window_bytes) {
   if (tile.mn_major && (bits == 32) != atoms_of_32)
     return Status::invalid(str_cat("an MN-major matrix of ", name_of(tile.format), " cannot have the ",
                                    name_of(d.swizzle),
-                                   bits == 32 ? ": elements of 32 bits need the one of 32-byte atoms" : ""));
+                                   bits == 32 ? ": elements of 32 bits need the swizzle of 32-byte atoms" : ""));
   const Chunks chunks = chunks_of(tile);
   // A swizzle stays inside lines of 128 bytes.
   const uint32_t last = chunk_address(d, tile.mn_major, chunks.along - 1, chunks.across - 1);

@@ -116,7 +116,7 @@ void cos_approx(const float* a, float* d) {
   map(a, d, [](float x) { return circular<Ftz, true>(x); });
 }
 
-// tanh = 1 - 2 / (e^2x + 1). Near zero this cancels, and x - x^3 / 3 is used.
+// tanh = 1 - 2 / (e^2x + 1). Near zero the difference loses digits, so that x - x^3 / 3 is used.
 inline float tanh_of(float x) {
   const float magnitude = value(bits(x) & ~kSign);
   const double m = static_cast<double>(magnitude > 20.0f ? 20.0f : magnitude);

@@ -21,7 +21,7 @@ namespace {
 
 struct CheckedKernel {
   std::string rule, text, target;
-  std::set<int> lines;  // lines of its finding; 0: the launch
+  std::set<int> lines;  // lines that the finding names; 0: the launch
   uint32_t grid = 1, cluster = 1, block = 32, shared = 0;
   std::string device = "h200";
 };

@@ -144,7 +144,7 @@ TEST_F(Global, Flags) {
   }
 }
 
-// Blocks add to a counter. Each passes on the knowledge that it has learnt.
+// Blocks add to a counter. Each block passes on the knowledge that it has learnt.
 TEST_F(Global, ChainsOfBlocks) {
   Play play({.blocks = 3, .cluster = 1}, buffers);
   const uint64_t counter = at + 4096;

@@ -82,7 +82,7 @@ struct MapParameter {
 // The kernel has these shared arrays of the module and dynamic shared memory "smem".
 struct BenchKernel {
   std::string declarations;  // outside of the entry: variables, functions
-  std::string directives;    // the entry's: ".reqnctapercluster 2"
+  std::string directives;    // directives of the entry: ".reqnctapercluster 2"
   std::string body;          // without the braces
   gpu::Dim3 grid, block{32, 1, 1}, cluster;
   uint32_t dynamic_smem_bytes = 0;

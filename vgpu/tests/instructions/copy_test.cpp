@@ -103,7 +103,7 @@ TEST(CpAsync, FillsWithZeros) {
           });
 }
 
-// Groups complete in order: with one pending, the first has arrived.
+// Groups complete in order: if one group is pending, the first group has arrived.
 TEST(CpAsync, Groups) {
   const std::vector<u32> in = random_words(3, 64);
   on_each(

@@ -413,7 +413,7 @@ TEST(Atomic, Floats) {
   try_all(forms);
 }
 
-// Every thread of every block adds to one counter: each receives a different old value.
+// Every thread of every block adds to one counter: each thread receives a different old value.
 TEST(Atomic, AllThreadsOnOneCounter) {
   BenchKernel kernel;
   kernel.body = R"(

@@ -1,5 +1,5 @@
-// Recordings of a GPU's results for the kernels of this folder. A machine with a GPU writes them (tools/gpu/record.sh),
-// and the virtual GPU must reproduce them on every machine.
+// Recordings of a GPU's results for the kernels of this folder. A machine with a GPU writes recordings
+// (tools/gpu/record.sh), and the virtual GPU must reproduce them on every machine.
 //
 // The file has lines of text: a head (device, driver, date, commit), then for each test, after "test Suite.Name", one
 // line per launch:

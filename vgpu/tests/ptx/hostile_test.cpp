@@ -1,5 +1,5 @@
-// Adversarial texts: sizes, depths, and a compiler's text damaged in many ways. The parser refuses or accepts each of
-// them, with time and memory in proportion.
+// Adversarial texts: sizes, depths, and a compiler's text damaged in many ways. The parser refuses or accepts each
+// text, with time and memory in proportion.
 #include <gtest/gtest.h>
 
 #include <random>

@@ -9,7 +9,7 @@
 
 namespace tandem::vgpu::driver::runtime {
 
-// cudaError_t has the driver's numbers; these are the runtime's own.
+// cudaError_t has the driver's numbers, except for these errors, which only the runtime returns.
 inline constexpr CUresult kInvalidConfiguration{9}, kInvalidSymbol{13}, kInvalidCopyDirection{21},
     kInvalidDeviceFunction{98};
 

@@ -320,7 +320,8 @@ int32_t Builder::address(const ptx::Operand& operand, int64_t* offset, int width
   *offset = operand.kind == Kind::address ? static_cast<int64_t>(operand.bits) : 0;
   if (base.kind == Kind::reg) {
     const int have = this->width(frame_->registers + base.reg);
-    if (have != 4 && have != 8) return failing("the address must be in a register of 32 or 64 bits");
+    if (have != 4 && have != 8)
+      return failing("the address must be in a register of 32 or 64 bits: use such a register");
     return width == 0 || width == have ? frame_->registers + base.reg : of_register(base, width);
   }
   if (base.kind != Kind::symbol && base.kind != Kind::integer && base.kind != Kind::special)

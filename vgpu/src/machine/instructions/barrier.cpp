@@ -75,7 +75,7 @@ Step named_op(Context& context, const Op& op) {
   const auto& detail = op.as<NamedDetail>();
   const uint32_t id = context.row(detail.in[0])[first_lane(context.mask)];
   if (id >= context.block.named.size()) {
-    context.finds(Rule::invalid_barrier, op, name_of_barrier(id), "there are barriers 0 to 15 only", true);
+    context.finds(Rule::invalid_barrier, op, name_of_barrier(id), "the barrier's number must be 0 to 15", true);
     return Step::end;
   }
   NamedBarrier& barrier = context.block.named[id];

@@ -100,7 +100,7 @@ Status matrix_access(Builder& b, const Instruction& i) {
   const Operand& list = i.operands[load ? 0 : 1];
   const std::vector<Operand> registers = list.kind == Operand::Kind::vector ? list.parts : std::vector<Operand>{list};
   if (registers.size() != static_cast<size_t>(units::registers(detail->access)))
-    return b.refuse(i, "the number of registers must fit the shape");
+    return b.refuse(i, "the number of registers must fit the shape: correct the list");
   for (const Operand& r : registers) {
     if (load)
       detail->out.push_back(b.destination(r, Type::b32));

@@ -15,7 +15,7 @@ using ptx::Type;
 
 constexpr uint32_t kUnit = 32;  // columns
 constexpr uint32_t kUnits = units::kTmemColumns / kUnit;
-// The bits of an address that select one of four warps. Hardware ignores them in loads and stores.
+// The bits of an address that select one of four warps. Hardware ignores these bits in loads and stores.
 constexpr uint32_t kQuadrantShift = 21, kQuadrantBits = 3u << kQuadrantShift;
 
 bool is_count(uint32_t columns) { return columns >= 32 && columns <= 512 && (columns & (columns - 1)) == 0; }

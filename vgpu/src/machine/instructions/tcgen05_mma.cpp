@@ -160,7 +160,7 @@ Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   if (form.group == 0 || !take_kind(kind, &form) || i.operands.size() < 5)
     return b.refuse(i, "must have a supported form: rewrite it");
   if (form.kind == units::TmmaKind::i8 && !b.model().tcgen05_i8)
-    return b.refuse(i, b.model().name + " has no products of bytes");
+    return b.refuse(i, "must not multiply integers on " + b.model().name + ": use another kind");
   form.a_in_tmem = i.operands[1].kind == Operand::Kind::address;
   const Status status = units::check(form);
   if (!status.ok()) return b.refuse(i, status.message);

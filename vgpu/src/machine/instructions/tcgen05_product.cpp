@@ -203,7 +203,7 @@ bool issue_commit(Context& context, const Op& op, const CommitDetail& detail, ui
     for (const Block* block : signalled) ids.push_back({block->cta, place.offset});
     context.grid.observer->tcgen05_commits(actor, ids);
   }
-  // PTX defines no order of a thread's commits. On hardware they arrive in order, and the checker reports code that
+  // PTX defines no order of a thread's commits. On hardware commits arrive in order, and the checker reports code that
   // relies on it.
   auto& commits = context.warp.last_commits;
   auto last = std::find_if(commits.begin(), commits.end(), [&](const auto& entry) { return entry.first == lane; });

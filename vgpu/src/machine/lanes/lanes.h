@@ -23,7 +23,7 @@ struct LaneTarget {
 // Returns a form of the best instruction set of this machine. Shape::none: no such form.
 Action lane_function(const std::string& name);
 
-// The forms of all targets. Tests compare them.
+// The forms of all targets. Tests compare these forms.
 std::span<const LaneTarget* const> lane_targets();
 Action lane_function(const LaneTarget& target, const std::string& name);
 

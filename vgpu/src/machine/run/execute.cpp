@@ -122,7 +122,7 @@ Step execute_ops(Context& context, int64_t* budget) {
         ++pc;
         continue;
       default:
-        if (m == 0) {  // no lane executes it
+        if (m == 0) {  // no lane executes the instruction
           ++pc, --left;
           continue;
         }

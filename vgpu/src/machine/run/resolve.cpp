@@ -7,7 +7,7 @@
 namespace tandem::vgpu::machine {
 namespace {
 
-constexpr uint64_t kLowestGlobal = 0x10000;  // hosts map nothing below it: null pointers and their offsets
+constexpr uint64_t kLowestGlobal = 0x10000;  // hosts map nothing below this address
 
 std::string hex(uint64_t x) {
   char text[24];

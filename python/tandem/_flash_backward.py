@@ -102,10 +102,7 @@ def _mask(call_args: CallArgs) -> _Mask:
     right = None if right is not None and right >= seqlen_q - 1 and seqlen_q > 0 else right
     for side, bound in (("left", left), ("right", right)):
         if bound is not None and bound < 0:
-            _raise(
-                f"window's {side} bound ({bound}, counted from the last query and key) must be at least 0",
-                "mask the keys",
-            )
+            _raise(f"window's {side} bound ({bound}) is negative, counted from the last query and key", "mask the keys")
     as_wide = right >= max(seqlen_k, 1) if right is not None else left is not None and seqlen_q > seqlen_k + 1
     if as_wide:
         _raise(

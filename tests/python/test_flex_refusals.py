@@ -99,7 +99,7 @@ REFUSED = {
     by_lgamma: (tandem.Unsupported, "no expression has torch's lgamma"),
     without_index: (tandem.Unsupported, r"a tensor of shape \(300,\) is combined with one score"),
     by_a_float: (tandem.Unsupported, "an index must be an int, not a float"),
-    too_many: (IndexError, r"3 indices are given to a tensor of shape \(4, 9\)"),
+    too_many: (IndexError, r"3 indices are given to a tensor of \(4, 9\)"),
     out_of_bounds: (IndexError, r"index \(9\) must be from -9 to 8: correct it"),
     of_64_bits: (tandem.Unsupported, "the number 2654435761 has more than int's 32 bits"),
     minimum: (tandem.Unsupported, r"min\(\) and max\(\) need a value"),

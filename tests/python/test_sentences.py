@@ -143,7 +143,7 @@ def test_unknown_values_of_the_environment(monkeypatch, run_python):
         try:
             import tandem
         except ImportError as error:
-            assert "TANDEM_PYTHON_BOUNDARY ('cython') must be 'native' or 'ctypes'" in str(error), error
+            assert "TANDEM_PYTHON_BOUNDARY ('cython') must be 'native', 'ctypes' or unset" in str(error), error
         else:
             raise AssertionError("it was accepted")
     """)

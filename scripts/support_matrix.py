@@ -17,11 +17,14 @@ import ml_dtypes
 import numpy as np
 
 os.environ["TANDEM_PYTHON_BOUNDARY"] = "ctypes"  # with ctypes the context of a call can be chosen
+# The wheel has no virtual GPU; the build has one.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+os.environ.setdefault("TANDEM_VGPU_LIBRARY", str(ROOT / "build/release/src/libtandem_vgpu.so.0"))
 
 import tandem  # noqa: E402
 from tandem import _ctypes  # noqa: E402
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "support.md"
+PAGE = ROOT / "docs" / "support.md"
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float64": np.float64}
 ON_GPU = {name: TYPES[name] for name in ("bfloat16", "float16", "float32")}
 INT = np.int32
@@ -148,7 +151,8 @@ has no effect.
 
 TAIL = """\
 A [virtual GPU](../vgpu/docs/virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on
-tensors in host memory. It serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as `vgpu:b200`.
+tensors in host memory. The virtual GPU serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as
+`vgpu:b200`.
 On hardware (`cuda:N`), the Hopper kernels (compute capability 9.0) have passed `tests/kernels` on an H200. The
 Blackwell kernels (10.0, 10.3) have not run on hardware.
 `tandem explain` answers for any call, also without a GPU: the kernel and its plan, or the refusal. If the backward is

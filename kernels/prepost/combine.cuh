@@ -7,6 +7,7 @@
 #include "config/merge.h"
 #include "device/chunk.cuh"
 #include "device/row.cuh"
+#include "prepost/lse_sums.cuh"
 
 struct MergeRow {
   i64 batch, query, head;
@@ -70,19 +71,6 @@ TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, 
   }
 }
 
-// Returns the largest lse of a row, or NaN if a part's lse is NaN or +infinity.
-TANDEM_DEVICE float largest_lse(const MergeParams& p, const MergeRow& row) {
-  float largest = -kInfinity;
-  bool defined = true;
-#pragma unroll 1
-  for (int n = 0; n < p.parts; ++n) {
-    const float lse = row.lse(p.part_lse[n]);
-    defined = defined && lse < kInfinity;
-    largest = fmaxf(largest, lse);
-  }
-  return defined ? largest : __uint_as_float(0x7fffffffu);
-}
-
 TANDEM_DEVICE void merge_parts(const MergeParams& p) {
   constexpr int kColumns = MergeParams::kColumns;
   const i64 rows = static_cast<i64>(p.batch) * p.seqlen * p.heads;
@@ -94,19 +82,17 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
     // Lanes beyond the last row read nothing, because another warp may be writing it.
     const bool has_row = own < rows;
     const MergeRow row(p, own);
-    const float largest = has_row ? largest_lse(p, row) : -kInfinity;
+    const auto part_lse = [&](int n) { return row.lse(p.part_lse[n]); };
+    const float largest = has_row ? largest_lse(part_lse, p.parts) : -kInfinity;
     const bool sees = !(largest == -kInfinity);  // also true for NaN
-    float sum = 0;
-#pragma unroll 1
-    for (int n = 0; sees && n < p.parts; ++n) sum += expf(row.lse(p.part_lse[n]) - largest);
-    const float inverse = sees ? 1 / sum : 0;
+    const float sum = sees ? sum_exp_lse(part_lse, p.parts, largest) : 0, inverse = sees ? 1 / sum : 0;
 #pragma unroll 1
     for (int column = lane * kColumns; has_row && column < p.head_dim; column += p.lanes * kColumns) {
       const int count = min(kColumns, p.head_dim - column);
       float out[kColumns] = {};
 #pragma unroll 1
       for (int n = 0; n < p.parts; ++n) {
-        const float lse = row.lse(p.part_lse[n]);
+        const float lse = part_lse(n);
         if (lse == -kInfinity) continue;
         const float weight = expf(lse - largest) * inverse;
         float x[kColumns] = {};

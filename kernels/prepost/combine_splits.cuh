@@ -8,6 +8,7 @@
 #include "device/chunk.cuh"
 #include "device/pack.cuh"
 #include "device/row.cuh"
+#include "prepost/lse_sums.cuh"
 #include "ptx/base.cuh"
 #include "ptx/warp.cuh"
 
@@ -19,33 +20,6 @@ TANDEM_DEVICE bool has_sequence(const ForwardParams& p, int row) {
   const int end = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, p.batch), first, p.total_q);
   return row >= first && row < end;
 }
-
-// The lse of a row in every split.
-struct SplitLse {
-  const float* first;
-  i64 step;
-  int count;
-
-  TANDEM_DEVICE float operator[](int n) const { return first[n * step]; }
-  // Returns the largest lse, or NaN if a split's lse is NaN or +infinity.
-  TANDEM_DEVICE float largest() const {
-    float result = -kInfinity;
-    bool defined = true;
-#pragma unroll 1
-    for (int n = 0; n < count; ++n) {
-      const float lse = (*this)[n];
-      defined = defined && lse < kInfinity;
-      result = fmaxf(result, lse);
-    }
-    return defined ? result : __uint_as_float(0x7fffffffu);
-  }
-  TANDEM_DEVICE float sum_exp(float largest) const {
-    float sum = 0;
-#pragma unroll 1
-    for (int n = 0; n < count; ++n) sum += expf((*this)[n] - largest);
-    return sum;
-  }
-};
 
 template <auto T>
 TANDEM_DEVICE void store_columns(const SplitParams& split, i64 at, const float (&x)[kCombineColumns]) {
@@ -74,11 +48,11 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   if (own >= all) return;
   const SplitRow at(own, rows, p.heads_q);
   if (!has_sequence<T>(p, static_cast<int>(at.row))) return;
-  const SplitLse lse{p.lse + at.batch * p.lse_batch + at.row * p.lse_row + at.head * p.lse_head,
-                     split.batches * p.lse_batch, split.count};
-  const float largest = lse.largest();
+  const float* const first_lse = p.lse + at.batch * p.lse_batch + at.row * p.lse_row + at.head * p.lse_head;
+  const auto lse = [&](int n) { return first_lse[n * (split.batches * p.lse_batch)]; };
+  const float largest = largest_lse(lse, split.count);
   const bool sees = !(largest == -kInfinity);  // true for NaN
-  const float sum = sees ? lse.sum_exp(largest) : 0, inverse = sees ? 1 / sum : 0;
+  const float sum = sees ? sum_exp_lse(lse, split.count, largest) : 0, inverse = sees ? 1 / sum : 0;
   const float* const from =
       static_cast<const float*>(p.out_data) + at.batch * p.out_batch + at.row * p.out_row + at.head * p.out_head;
   const i64 to = combined_out_at(split, at);
@@ -87,8 +61,8 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
     float out[kCombineColumns] = {};
 #pragma unroll 1
     for (int n = 0; n < split.count; ++n) {
-      if (lse[n] == -kInfinity) continue;
-      const float weight = expf(lse[n] - largest) * inverse;
+      if (lse(n) == -kInfinity) continue;
+      const float weight = expf(lse(n) - largest) * inverse;
       const Chunk x = *reinterpret_cast<const Chunk*>(from + n * (split.batches * p.out_batch) + column);
 #pragma unroll
       for (int c = 0; c < kCombineColumns; ++c) out[c] = fmaf(weight, __uint_as_float(x.x[c]), out[c]);

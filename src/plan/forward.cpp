@@ -166,7 +166,7 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = overlaps});
   if (t.splits > 1) {
-    const int64_t rows = rows_of_results(p) * p.heads_q;
+    const int64_t rows = p.total_q * p.heads_q;
     plan->launches.push_back({.entry = EntryId::combine_splits,
                               .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / combine_lanes(p))),
                               .block = kCombineThreads,
@@ -182,7 +182,7 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
 // The float32 results of the splits, after everything else in the workspace.
 void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
   if (t.splits <= 1) return;
-  const auto rows = static_cast<size_t>(rows_of_results(p) * p.heads_q * t.splits);
+  const auto rows = static_cast<size_t>(p.total_q * p.heads_q * t.splits);
   const auto main = std::ranges::find(plan->launches, EntryId::main, &PlannedLaunch::entry);
   const int writer = static_cast<int>(main - plan->launches.begin());
   t.split_out_offset = round_up(plan->workspace_bytes, kWorkspaceAlignment);
@@ -236,8 +236,6 @@ ScoreOptions options_of(const Problem& p) {
           .score_mod = p.score_mod.present,
           .mask_mod = p.mask_mod.present};
 }
-
-int64_t rows_of_results(const Problem& p) { return p.packed_q() ? p.total_q : p.batch * p.seqlen_q; }
 
 int combine_lanes(const Problem& p) {
   return static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));

@@ -56,8 +56,7 @@ Config forward_options(const Problem& p) {
   t.options = options_of(p);
   return t;
 }
-// Rows of all sequences of a result, and the lanes of combine_splits() that share a row.
-int64_t rows_of_results(const Problem& problem);
+// The lanes of combine_splits() that share a row.
 int combine_lanes(const Problem& problem);
 void set_lengths(const Problem& problem, ForwardParams* params);
 void set_dropout(const DropoutOptions& dropout, DropoutParams* params);

@@ -27,6 +27,7 @@ const MapDimensions& add_rows(const Problem& p, const ForwardSchedule& t, const 
 }
 
 // The results of the splits in the workspace: (splits, batch, rows, heads, head_dim_v), the lse without the last.
+int64_t result_sequences(const Problem& p) { return p.packed_q() ? 1 : p.batch; }
 int64_t result_rows(const Problem& p) { return p.packed_q() ? p.total_q : p.seqlen_q; }
 View split_out(const Problem& p, const ForwardSchedule& t, std::byte* workspace) {
   const int64_t row = p.heads_q * p.head_dim_v;
@@ -67,7 +68,7 @@ void add_maps(const Problem& p, const ForwardSchedule& t, std::byte* workspace, 
   };
   const ForwardKernel::TmaBoxRows& boxes = t.tile.boxes;
   const std::byte* const zeros = t.no_keys ? workspace + kZerosOffset : nullptr;
-  const int64_t sequences = p.packed_q() ? 1 : p.batch;
+  const int64_t sequences = result_sequences(p);
   add_rows(p, t, p.q, p.head_dim, boxes.q, map(&params->q, p.q.data, p.dtype)).add(sequences, p.q.batch, 1);
   add_keys(p, t, p.k, p.head_dim, boxes.k, map(&params->k, t.no_keys ? zeros : p.k.data, p.dtype));
   add_keys(p, t, p.v, p.head_dim_v, boxes.v, map(&params->v, t.no_keys ? zeros : p.v.data, p.dtype));
@@ -111,7 +112,7 @@ void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspac
     SplitParams& split = params->split;
     split.count = t.splits;
     split.n_blocks = t.split_n_blocks;
-    split.batches = static_cast<int>(p.packed_q() ? 1 : p.batch);
+    split.batches = static_cast<int>(result_sequences(p));
     split.lanes = combine_lanes(p);
     split.f32_out = p.out.dtype == DType::f32;
     split.out = p.out.data;

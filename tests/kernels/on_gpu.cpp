@@ -25,6 +25,15 @@ unsigned threads_to_judge() { return part.count > 1 ? 1 : std::max(1u, std::thre
 
 const Gpus& the_gpus() { return opened; }
 
+plan::Plan plan_of_case(tandem_pass pass, const std::string& flags, const plan::Tuning& tuning) {
+  Instance instance(from_flags(kServed + flags));
+  Outputs outputs = instance.outputs(pass);
+  const tandem_attention_args args = instance.args(pass, &outputs);
+  Problem problem;
+  require(make_problem(pass, &args, {TANDEM_CPU, 0}, false, &problem));
+  return plan::make_plan(problem, the_gpu()->device().properties(), tuning);
+}
+
 std::string with_diagonals(const std::string& flags, bool far) {
   const size_t at = flags.find("each");
   if (at == std::string::npos) return flags;

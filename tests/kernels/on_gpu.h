@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/plan.h"
 #include "support/check_accuracy.h"
 #include "support/gpu.h"
 
@@ -34,6 +35,9 @@ std::string with_diagonals(const std::string& flags, bool far = true);
 
 // Checks every case on all cores. A refused case fails.
 void expect_all_good(const std::vector<CheckedCase>& cases);
+
+// Returns the plan of a case, whose flags follow the flags of kServed.
+plan::Plan plan_of_case(tandem_pass pass, const std::string& flags, const plan::Tuning& tuning = plan::kTuning);
 
 // The bytes of all elements, in order.
 std::vector<std::byte> bytes_of(const Tensor& t);

@@ -25,17 +25,6 @@ class Forced {
 
 bool is_hopper() { return the_gpu()->device().properties().compute_major == 9; }
 
-// The backward plan of a case.
-plan::Plan backward_plan(const std::string& flags, const plan::Tuning& tuning) {
-  Instance instance(from_flags(kServed + flags));
-  Outputs outputs = instance.outputs(TANDEM_BACKWARD);
-  const tandem_attention_args args = instance.args(TANDEM_BACKWARD, &outputs);
-  Problem problem;
-  constexpr tandem_pass kPass = TANDEM_BACKWARD;
-  require(make_problem(kPass, &args, {TANDEM_CPU, 0}, false, &problem));
-  return plan::make_plan(problem, the_gpu()->device().properties(), tuning);
-}
-
 void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>& cases) {
   const Forced forced(tuning);
   std::vector<CheckedCase> checked;
@@ -65,7 +54,7 @@ TEST(KernelsSchedules, WideHeads) {
     std::vector<std::string> cases;
     for (const char* flags : sizes) cases.push_back((is_narrower ? kMla : kWide) + flags);
     for (const std::string& flags : cases)
-      EXPECT_EQ(backward_plan(flags, tuning).backward.tile.for_hopper().schedule, schedule) << flags;
+      EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.for_hopper().schedule, schedule) << flags;
     expect_good_with(tuning, cases);
   }
 }
@@ -94,7 +83,7 @@ TEST(KernelsSchedules, ChunksOfDs) {
   };
   for (const auto& c : cases) {
     const plan::Tuning tuning = with_schedule(Schedule::ds_gmem, c.chunk_tiles);
-    const plan::Plan plan = backward_plan(kWide + c.flags, tuning);
+    const plan::Plan plan = plan_of_case(TANDEM_BACKWARD, kWide + c.flags, tuning);
     EXPECT_EQ(plan.backward.ds_chunks, c.chunks) << c.flags;
     const Case read = from_flags(c.flags);
     EXPECT_EQ(read.heads_q / read.heads_k / plan.backward.m_splits, c.tile_heads) << c.flags;
@@ -110,7 +99,7 @@ TEST(KernelsSchedules, ChunksOfOneHead) {
   plan::Tuning tuning = with_schedule(Schedule::ds_gmem, 130);
   tuning.sm90.backward.ds_bytes_per_gradient = 0;
   const std::string flags = kWide + "--seqlen-q 60 --seqlen-k 17000 --heads-q 2 --heads-k 1";
-  const plan::BackwardSchedule schedule = backward_plan(flags, tuning).backward;
+  const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
   EXPECT_EQ(schedule.chunk.n_blocks, 128);
   EXPECT_EQ(schedule.ds_chunks, 2 * 3);
   expect_good_with(tuning, {flags});
@@ -126,10 +115,12 @@ TEST(KernelsSchedules, ShortestFirst) {
          {"--heads-q 4 --heads-k 2", "--heads-q 6 --heads-k 2 --batch 2", "--heads-q 3 --heads-k 3"})
       cases.push_back(std::string("--dtype bf16 --gradients qkv --seqlen-q 280 --seqlen-k 300 --causal 1 ") + dims +
                       " " + sizes);
-  for (const std::string& flags : cases) EXPECT_TRUE(backward_plan(flags, tuning).backward.tile.spt) << flags;
+  for (const std::string& flags : cases)
+    EXPECT_TRUE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.spt) << flags;
   expect_good_with(tuning, cases);
   tuning.sm90.backward.spt_l2_bytes = tuning.sm100.backward.spt_l2_bytes = 0;
-  for (const std::string& flags : cases) EXPECT_FALSE(backward_plan(flags, tuning).backward.tile.spt) << flags;
+  for (const std::string& flags : cases)
+    EXPECT_FALSE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.spt) << flags;
   expect_good_with(tuning, cases);
 }
 
@@ -142,7 +133,7 @@ TEST(KernelsSchedules, TwoCtas) {
     const std::vector<std::string> cases = {flags + "--seqlen-k 300 --heads-q 4 --heads-k 2 --causal 1",
                                             flags + "--seqlen-k 530 --batch 2", flags + "--seqlen-k 290 --left 50"};
     for (const std::string& c : cases)
-      EXPECT_EQ(backward_plan(c, tuning).backward.tile.for_blackwell().two_cta, clocks == 0) << c;
+      EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, c, tuning).backward.tile.for_blackwell().two_cta, clocks == 0) << c;
     expect_good_with(tuning, cases);
   }
 }

@@ -7,16 +7,6 @@ namespace {
 
 const std::string kShort = "--dtype bf16 --batch 2 --heads-q 4 --heads-k 2 --seqlen-q 70 --seqlen-k 700 ";
 
-plan::Plan forward_plan(const std::string& flags, const plan::Tuning& tuning = plan::kTuning) {
-  Instance instance(from_flags(kServed + flags));
-  Outputs outputs = instance.outputs(TANDEM_FORWARD);
-  const tandem_attention_args args = instance.args(TANDEM_FORWARD, &outputs);
-  Problem problem;
-  constexpr tandem_pass kPass = TANDEM_FORWARD;
-  require(make_problem(kPass, &args, {TANDEM_CPU, 0}, false, &problem));
-  return plan::make_plan(problem, the_gpu()->device().properties(), tuning);
-}
-
 TEST(KernelsSplits, EveryOption) {
   const char* const options[] = {
       "",
@@ -72,11 +62,11 @@ TEST(KernelsSplits, PackedSequences) {
 // Splits have whole n_blocks. A larger number of splits means one n_block per split.
 TEST(KernelsSplits, CallersNumber) {
   const auto splits = [](int number) {
-    return forward_plan(kShort + "--splits " + std::to_string(number)).forward.splits;
+    return plan_of_case(TANDEM_FORWARD, kShort + "--splits " + std::to_string(number)).forward.splits;
   };
   EXPECT_EQ(splits(1), 1);
   EXPECT_EQ(splits(2), 2);
-  const plan::Plan most = forward_plan(kShort + "--splits 128");
+  const plan::Plan most = plan_of_case(TANDEM_FORWARD, kShort + "--splits 128");
   EXPECT_EQ(most.forward.split_n_blocks, 1);
   EXPECT_EQ(most.forward.splits, (700 + most.forward.tile.tile_n - 1) / most.forward.tile.tile_n);
 }
@@ -84,13 +74,13 @@ TEST(KernelsSplits, CallersNumber) {
 // Few tiles with many keys are split, whatever the limit of SMs. Problems with enough tiles or few keys are not split.
 TEST(KernelsSplits, PlansChoice) {
   const std::string decode = "--dtype bf16 --heads-q 8 --heads-k 1 --seqlen-q 1 ";
-  const int splits = forward_plan(decode + "--seqlen-k 60000").forward.splits;
+  const int splits = plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 60000").forward.splits;
   EXPECT_GT(splits, 30);
-  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --sm-limit 2").forward.splits, splits);
-  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --splits 1").forward.splits, 1);
-  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --invariant 1").forward.splits, 1);
-  EXPECT_EQ(forward_plan(decode + "--seqlen-k 1000").forward.splits, 1);
-  EXPECT_EQ(forward_plan(decode + "--seqlen-k 60000 --batch 100").forward.splits, 1);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 60000 --sm-limit 2").forward.splits, splits);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 60000 --splits 1").forward.splits, 1);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 60000 --invariant 1").forward.splits, 1);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 1000").forward.splits, 1);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, decode + "--seqlen-k 60000 --batch 100").forward.splits, 1);
   expect_all_good({{decode + "--seqlen-k 5000"}, {decode + "--seqlen-k 5000 --causal 1 --heads-k 2 --batch 2"}});
 }
 

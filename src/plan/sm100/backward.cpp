@@ -19,10 +19,13 @@ bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   const int64_t heads = p.batch * p.heads_k;
   const int64_t waves = ceil_div(ceil_div(p.seqlen_k, kKeys) * heads, kB200Sms);
   const int64_t two_cta_waves = ceil_div(ceil_div(p.seqlen_k, 2 * kKeys) * heads, kB200Sms / 2);
-  if (!needs_left_mask(p) && !needs_right_mask(p)) return two_cta_waves * tuning.two_cta_clocks < waves * clocks;
+  // The products are doubles because they may exceed 64 bits.
+  const double cost = static_cast<double>(waves) * static_cast<double>(clocks);
+  const double two_cta_cost = static_cast<double>(two_cta_waves) * static_cast<double>(tuning.two_cta_clocks);
+  if (!needs_left_mask(p) && !needs_right_mask(p)) return two_cta_cost < cost;
   // In a triangle of blocks each row of a cluster covers one more block.
-  const int64_t m_blocks = ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m);
-  return two_cta_waves * tuning.two_cta_clocks * (m_blocks + 2) < waves * clocks * (m_blocks + 1);
+  const auto m_blocks = static_cast<double>(ceil_div(p.seqlen_q, Sm100BackwardConfig::tile_m));
+  return two_cta_cost * (m_blocks + 2) < cost * (m_blocks + 1);
 }
 
 bool uses_spt(const Problem& p, const Sm100BackwardConfig& config, const Sm100BackwardTuning& tuning) {

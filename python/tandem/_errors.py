@@ -24,7 +24,7 @@ def _in_python(sentence: str, arrays: dict[str, Any]) -> str:
         return f"{match[1]}.dtype ({str(x.dtype).rpartition('.')[2]})" if hasattr(x, "dtype") else match[0]
 
     sentence = re.sub(r"([\w.]+)\.dtype \(code \d+, \d+ bits\)", dtype, sentence)
-    return sentence.replace("NULL", "None").replace("; 0 means 1/sqrt(head_dim)", "; None means 1/sqrt(head_dim)")
+    return sentence.replace("NULL", "None").replace("pass 0 for 1/sqrt(head_dim)", "pass None for 1/sqrt(head_dim)")
 
 
 def renamed(error: Exception, names: dict[str, str]) -> Exception:

@@ -39,13 +39,13 @@ Status check_target(std::string_view target) {
   std::string names;
   for (const std::string_view name : all) names += str_cat(names.empty() ? "\"" : ", \"", name, "\"");
   return Status::invalid(str_cat("TANDEM_CPU_TARGET (\"", target, "\") must be one of ", names,
-                                 ", the instruction sets of this machine: unset it to use the best"));
+                                 ", the instruction sets of this machine: set one of them, or unset the variable"));
 }
 
 Status check_switch(const char* name, std::string_view value, const char* on, const char* off, const char* meaning) {
   if (value.empty() || value == on || value == off) return {};
   return Status::invalid(
-      str_cat(name, " (\"", value, "\") must be \"", on, "\" or \"", off, "\", or not be set: ", meaning));
+      str_cat(name, " (\"", value, "\") must be \"", on, "\" or \"", off, "\": set one of them ", meaning));
 }
 
 }  // namespace
@@ -58,8 +58,8 @@ const Env& Env::get() {
 
 Status check(const Env& env) {
   TANDEM_TRY(check_target(env.cpu_target));
-  TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "whether compiled kernels are kept on disk"));
-  return check_switch("TANDEM_LOG", env.log, "1", "0", "whether every call on a GPU is described in a line to stderr");
+  TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "to keep compiled kernels on disk or not"));
+  return check_switch("TANDEM_LOG", env.log, "1", "0", "to print a line for every call on a GPU or not");
 }
 
 }  // namespace tandem

@@ -28,15 +28,14 @@ std::string_view device_name(const tandem_context_options& options) {
 Status check_device(std::string_view device) {
   if (device == "cpu" || device == "cpu:0" || gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return {};
   return Status::invalid(str_cat("options.device (\"", device,
-                                 "\") must be \"cpu\", \"cuda\", \"cuda:N\" or "
-                                 "\"vgpu:MODEL\": no device has this name"));
+                                 "\") must be \"cpu\", \"cuda\", \"cuda:N\" or \"vgpu:MODEL\": choose one of them"));
 }
 
 Status read_options(const tandem_context_options* from, tandem_context_options* options) {
   TANDEM_TRY(read_struct("options", "tandem_context_options", from, sizeof(tandem_context_options), options));
   if (options->threads < 0 || options->threads > kMaxThreads) {
     return Status::invalid(str_cat("options.threads (", options->threads, ") must be 0 to ", kMaxThreads,
-                                   ": 0 starts one per core that the process may use"));
+                                   ": pass 0 for one thread per core of the process"));
   }
   return check_device(device_name(*options));
 }

@@ -39,7 +39,7 @@ std::string HostEngine::description() const {
 
 Status HostEngine::check_stream(void* stream) const {
   if (stream == nullptr) return {};
-  return Status::invalid("stream (not NULL) must be NULL on the CPU: the call returns when its work is done");
+  return Status::invalid("stream (not NULL) must be NULL on the CPU: pass NULL");
 }
 
 Status HostEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void*) {

@@ -61,12 +61,12 @@ Status CallWorkspace::check(size_t needed) const {
                                                 ": call tandem_workspace_size with this context, pass and shape")};
   }
   if (data == nullptr) {
-    return Status::invalid(str_cat("workspace (NULL) must point to workspace_bytes (", bytes,
-                                   ") bytes: the call needs ", needed, " of them"));
+    return Status::invalid(
+        str_cat("workspace (NULL) must point to workspace_bytes (", bytes, ") bytes: allocate ", needed, " bytes"));
   }
   if (const char* tensor = operand_in_range(pass, args, data, bytes)) {
-    return Status::invalid(str_cat("workspace (", bytes, " bytes) overlaps ", tensor,
-                                   ": it is written while the tensor is in use; pass separate memory"));
+    return Status::invalid(
+        str_cat("workspace (", bytes, " bytes) overlaps ", tensor, ": pass separate memory for the workspace"));
   }
   return {};
 }

@@ -262,8 +262,8 @@ Status GpuEngine::check_values(const Problem& problem, gpu::Stream stream) {
   TANDEM_TRY(device_->is_capturing(stream, &capturing));
   if (capturing) {
     return Status::invalid(
-        "validate (1) must be 0 while the stream is being captured into a graph: it waits for the stream and reads "
-        "index tensors");
+        "validate (1) must be 0 while the stream is being captured into a graph: pass 0, because validation waits for "
+        "the stream");
   }
   Problem copy = problem;
   std::vector<int32_t> values[4];

@@ -18,11 +18,11 @@ tandem_status guarded(Body&& body) noexcept {
     const Status status = body();
     return status.ok() ? TANDEM_OK : report(status.code, status.message.c_str());
   } catch (const std::bad_alloc&) {
-    return report(TANDEM_INTERNAL_ERROR, "the host is out of memory: free some or attend to fewer heads at once");
+    return report(TANDEM_INTERNAL_ERROR, "the host is out of memory: free memory, or split the call over heads");
   } catch (const std::exception& error) {
     return report(TANDEM_INTERNAL_ERROR, error.what());
   } catch (...) {
-    return report(TANDEM_INTERNAL_ERROR, "an unknown exception: please report it");
+    return report(TANDEM_INTERNAL_ERROR, "the library threw an unknown exception: report the call as a defect");
   }
 }
 

@@ -18,11 +18,11 @@ tandem_status tandem_make_block_mask(tandem_context* handle, const tandem_block_
     const auto needed = static_cast<size_t>(problem.blocks());
     if (workspace_bytes < needed) {
       return {TANDEM_WORKSPACE_TOO_SMALL, tandem::str_cat("workspace_bytes (", workspace_bytes, ") must be at least ",
-                                                          needed, ": a byte for each block of each list")};
+                                                          needed, ": allocate one byte for each block of each list")};
     }
     if (needed > 0 && workspace == nullptr) {
       return tandem::Status::invalid(tandem::str_cat("workspace (NULL) must point to workspace_bytes (",
-                                                     workspace_bytes, ") bytes: the call needs ", needed, " of them"));
+                                                     workspace_bytes, ") bytes: allocate ", needed, " bytes"));
     }
     return context->engine->make_blocks(problem, static_cast<std::byte*>(workspace), stream);
   });

@@ -48,15 +48,16 @@ Status load(Library* library) {
     const char* why = dlerror();
     const std::string reason = why != nullptr ? why : "no reason given";
     if (library->path != kLibrary)
-      return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded: ", reason));
-    return Status::unsupported(str_cat("virtual GPUs need ", kLibrary, ", which is neither ",
-                                       (folder / kLibrary).string(), " nor where the system looks for libraries (",
-                                       reason, "): install it next to libtandem, or name it with TANDEM_VGPU_LIBRARY"));
+      return Status::unsupported(str_cat("the virtual GPU's library ", library->path, " cannot be loaded (", reason,
+                                         "): install Tandem again"));
+    return Status::unsupported(str_cat("a virtual GPU needs ", kLibrary, ", and neither ", (folder / kLibrary).string(),
+                                       " nor the system's library path has it (", reason, "): install ", kLibrary,
+                                       " next to libtandem, or set TANDEM_VGPU_LIBRARY"));
   }
   library->entry = reinterpret_cast<VirtualLibraryEntry*>(dlsym(handle, kVirtualLibraryEntry));
   if (library->entry == nullptr)
-    return Status::unsupported(
-        str_cat(library->path, " has no ", kVirtualLibraryEntry, ": it is not the virtual GPU's library"));
+    return Status::unsupported(str_cat(library->path, " has no ", kVirtualLibraryEntry,
+                                       ": set TANDEM_VGPU_LIBRARY to the virtual GPU's library"));
   if (Dl_info info{}; dladdr(reinterpret_cast<const void*>(library->entry), &info) != 0 && info.dli_fname != nullptr)
     // the loader resolves a plain name to this path
     library->path = std::filesystem::path(info.dli_fname).lexically_normal().string();

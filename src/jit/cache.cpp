@@ -31,7 +31,9 @@ constexpr seconds kHour{3600};
 
 std::string text_of(int error) { return std::generic_category().message(error); }
 
-Status without(std::string message) { return Status::unsupported("no kernel cache on disk: " + std::move(message)); }
+Status without(std::string message) {
+  return Status::unsupported("no kernels are cached on disk: " + std::move(message));
+}
 
 // All files are opened through the folder's descriptor, which has been checked. Therefore no process can replace the
 // folder by another folder or a link.
@@ -127,17 +129,17 @@ Status Cache::open_folder(File* folder) const {
   (void)mkdir(path.c_str(), 0700);
   File opened(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!opened.open()) {
-    return without(str_cat("\"", path, "\" cannot be opened as a folder, links not followed (", text_of(errno),
-                           "); set TANDEM_CACHE_DIR to one of yours"));
+    return without(str_cat("\"", path, "\" cannot be opened as a folder (", text_of(errno),
+                           "); set TANDEM_CACHE_DIR to a folder that is not a link"));
   }
   struct stat state {};
   if (fstat(opened.fd(), &state) != 0) return without(str_cat("\"", path, "\": ", text_of(errno)));
   if (state.st_uid != geteuid()) {
-    return without(str_cat("\"", path, "\" belongs to user ", state.st_uid, " and this is user ", geteuid(),
-                           ", who must not run another user's code; set TANDEM_CACHE_DIR to a folder of this user"));
+    return without(str_cat("\"", path, "\" belongs to user ", state.st_uid, " and the process to user ", geteuid(),
+                           "; set TANDEM_CACHE_DIR to a folder of this user"));
   }
   if ((state.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return without(str_cat("\"", path, "\" is writable by other users, whose code would run; chmod go-w it, or set ",
+    return without(str_cat("\"", path, "\" is writable by other users; run chmod go-w on the folder, or set ",
                            "TANDEM_CACHE_DIR to a private folder"));
   }
   *folder = std::move(opened);

@@ -117,7 +117,7 @@ Status Compiler::open(const Search& search, const Env& env, std::unique_ptr<Comp
     found->archs_.resize(static_cast<size_t>(std::max(count, 0)));
     if (result == kNvrtcSuccess) result = nvrtc.nvrtcGetSupportedArchs(found->archs_.data());
     if (result != kNvrtcSuccess || found->major_ < kOldestNvrtc) {
-      why = str_cat(path, " is NVRTC ", found->major_, ".", found->minor_, ", too old or broken");
+      why = str_cat(path, " is NVRTC ", found->major_, ".", found->minor_, ", which is older than 12.0 or broken");
       continue;
     }
     found->path_ = path;
@@ -131,7 +131,7 @@ Status Compiler::open(const Search& search, const Env& env, std::unique_ptr<Comp
   }
   const std::string version =
       search.newest_major == 0 ? "" : str_cat(" for CUDA ", search.newest_major, ", the driver's version, or older");
-  return no_compiler(str_cat("GPU kernels are compiled by NVRTC, which was not found", version, " (last tried: ", why,
+  return no_compiler(str_cat("NVRTC compiles the GPU kernels and was not found", version, " (last tried: ", why,
                              "): ", kWhatToInstall));
 }
 
@@ -140,12 +140,12 @@ Status Compiler::check_arch(const Request& request, int* number) const {
   const char* last = arch.data() + arch.size();
   const bool prefixed = arch.starts_with("sm_");
   if (!prefixed || std::from_chars(arch.data() + 3, last, *number).ec != std::errc()) {
-    return {TANDEM_INTERNAL_ERROR,
-            str_cat("arch (\"", arch, "\") of kernel \"", request.name, "\" must be like \"sm_90a\"")};
+    return {TANDEM_INTERNAL_ERROR, str_cat("arch (\"", arch, "\") of kernel \"", request.name,
+                                           "\" must be an architecture: write a name like \"sm_90a\"")};
   }
   if (std::ranges::find(archs_, *number) != archs_.end()) return {};
-  return no_compiler(str_cat("NVRTC ", major_, ".", minor_, " (", path_, ") does not know ", arch,
-                             ": install a newer one: ", kWhatToInstall));
+  return no_compiler(str_cat("NVRTC ", major_, ".", minor_, " (", path_, ") must support ", arch,
+                             ": install a newer NVRTC: ", kWhatToInstall));
 }
 
 Status Compiler::failure(const Request& request, nvrtcResult result, const std::string& log) const {

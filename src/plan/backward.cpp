@@ -46,13 +46,13 @@ Status check_captured(const Problem& p) {
   if (p.score_mod->cells > kMaxCells) {
     return Status::unsupported(
         str_cat("score_mod.tensors[].gradient (", p.score_mod->cells,
-                " elements in total) must be at most 2^38 elements on a GPU: pass NULL for some"));
+                " elements in total) must be at most 2^38 elements on a GPU: pass NULL for some gradients"));
   }
   if (scores < most) return {};
   return Status::unsupported(str_cat("score_mod.tensors[].gradient must be NULL on a GPU for 2^", kSumsLog2,
-                                     " or more scores and elements that each reads (here q.seqlen ", p.seqlen_q,
+                                     " or more scores times elements read per score (here q.seqlen ", p.seqlen_q,
                                      ", k.seqlen ", p.seqlen_k, ", q.heads ", p.heads_q, ", elements ", reads,
-                                     "): split the call over batch or heads, with accumulate"));
+                                     "): split the call over batch or heads, and set accumulate"));
 }
 
 // Heads that run together with a left bound. The heads' active n_blocks see the rows between the first and the last

@@ -29,7 +29,7 @@ Status check_mod(const char* name, const ModView& mod) {
        {std::tuple{"scalar", names.scalars.size(), kModScalars}, {"tensor", names.tensors.size(), kModTensors}}) {
     if (count <= static_cast<size_t>(most)) continue;
     return Status::unsupported(str_cat(name, ".", kind, "_count (", count, ") must be at most ", most,
-                                       " on a GPU: combine several in one tensor"));
+                                       " on a GPU: combine several inputs in one tensor"));
   }
   return {};
 }
@@ -56,7 +56,7 @@ Status check_options(const Problem& p) {
                                       {"dropout_offset_ptr", p.dropout.offset_ptr}}) {
     if (reinterpret_cast<uintptr_t>(pointer) % alignof(uint64_t) == 0) continue;
     return Status::unsupported(str_cat(name, " (address ", reinterpret_cast<uintptr_t>(pointer) % 64,
-                                       " modulo 64) must be a multiple of 8 on a GPU: align it"));
+                                       " modulo 64) must be a multiple of 8 on a GPU: align the value"));
   }
   if (p.page_table) return refuse_pages("a GPU");
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
@@ -67,8 +67,8 @@ Status check_options(const Problem& p) {
 Status check_head_dim(const char* tensor, int64_t head_dim) {
   if (head_dim % 8 == 0 && head_dim <= kMaxHeadDim) return {};
   return Status::unsupported(
-      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim, " on a GPU: ",
-              head_dim > kMaxHeadDim ? "choose device \"cpu\"" : "pad it with zeros, because copies move 16 bytes"));
+      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim,
+              " on a GPU: ", head_dim > kMaxHeadDim ? "choose device \"cpu\"" : "pad head_dim with zeros"));
 }
 
 Status check_tensor(const char* name, const View& view, bool packed, bool empty) {
@@ -89,8 +89,8 @@ Status check_tensor(const char* name, const View& view, bool packed, bool empty)
 
 Status check_index(const char* name, const IndexView& view) {
   if (!view || view.stride <= INT32_MAX) return {};
-  return Status::unsupported(
-      str_cat(name, ".strides[0] (", view.stride, ") must be below 2^31 on a GPU: copy it into a compact tensor"));
+  return Status::unsupported(str_cat(name, ".strides[0] (", view.stride,
+                                     ") must be below 2^31 on a GPU: copy the elements into a compact tensor"));
 }
 
 }  // namespace tandem::plan

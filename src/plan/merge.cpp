@@ -48,9 +48,9 @@ Status check_merge(const MergeProblem& m, const gpu::Properties& device) {
         "out.dtype (float64) must be float32, bfloat16 or float16 on a GPU: merge float64 on the CPU");
   }
   if (m.parts > MergeParams::kMaxParts && (m.out.dtype != DType::f32 || !m.lse)) {
-    return Status::unsupported(
-        str_cat("parts (", m.parts, ") must be at most ", MergeParams::kMaxParts,
-                " on a GPU unless out is float32 and lse is present: allocate them so, or merge some parts first"));
+    return Status::unsupported(str_cat(
+        "parts (", m.parts, ") must be at most ", MergeParams::kMaxParts,
+        " on a GPU unless out is float32 and lse is present: pass a float32 out and lse, or merge some parts first"));
   }
   return {};
 }

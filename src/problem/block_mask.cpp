@@ -16,7 +16,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b > 0); }
 Status check_broadcast(const Operand& o, int dim, const char* name, int64_t size) {
   if (o.shape[dim] == 1 || o.shape[dim] == size) return {};
   return Status::invalid(str_cat(o.name, ".", o.dim_name[dim], " (", o.shape[dim], ") must be 1 or equal ", name, " (",
-                                 size, "): a block mask is the same for all of them or has each; expand it"));
+                                 size, "): expand this dimension"));
 }
 
 // Sets the state of the blocks in a row of a list. Counts and indices may have any values.
@@ -36,9 +36,9 @@ void set_states(const BlockList& list, int64_t b, int64_t h, int64_t i, BlockSta
 
 Status ProblemBuilder::read_block_list(Field count, Field index, BlockList* list) {
   const int64_t blocks = ceil_div(p_.seqlen_q, args_.mask_block_q);
-  constexpr const char* kWhy = "there is one row for each mask_block_q queries; compute the lists for these lengths";
+  constexpr const char* kWhy = "compute the lists for these lengths and this mask_block_q";
   const Dim dims[] = {{"batch"}, {"heads"}, {"blocks", blocks, nullptr, kWhy}, {"indices"}};
-  constexpr const char* kType = "counts and indices of blocks are int32; convert it";
+  constexpr const char* kType = "convert the list to int32";
   TANDEM_TRY(read(count, only(DType::i32), kType, {dims, 3}, "", false));
   TANDEM_TRY(read(index, only(DType::i32), kType, {dims, 4}, "", false));
   const Operand &counts = operand(count), &indices = operand(index);
@@ -67,26 +67,25 @@ Status ProblemBuilder::read_block_mask() {
   for (const auto& pair : pairs) {
     if (pair.given == pair.needed) continue;
     return Status::invalid(str_cat(pair.name, pair.given ? " must be NULL without " : " (NULL) must be given with ",
-                                   pair.other, ": a block mask has counts and indices of blocks"));
+                                   pair.other, pair.given ? ": pass NULL or both" : ": pass both"));
   }
   for (const auto& [name, size] :
        {std::pair{"mask_block_q", args_.mask_block_q}, {"mask_block_k", args_.mask_block_k}}) {
     if (partial ? size >= 1 : size == 0) continue;
-    return Status::invalid(
-        str_cat(name, " (", size, ") must be ",
-                partial ? "at least 1: it counts the queries or keys of a block; pass the size of a block"
-                        : "0 without kv_num_blocks: there is no block mask"));
+    return Status::invalid(str_cat(name, " (", size, ") must be ",
+                                   partial ? "at least 1: pass the number of queries or keys in a block"
+                                           : "0 without kv_num_blocks: pass 0, or the lists of a block mask"));
   }
   if (args_.blocks_of_mask_mod != 0 && !(partial && p_.mask_mod)) {
     return Status::invalid(str_cat("blocks_of_mask_mod (", args_.blocks_of_mask_mod, ") must be 0 without ",
                                    partial ? "mask_mod" : "kv_num_blocks",
-                                   ": it states that make_block_mask computed the lists from mask_mod"));
+                                   ": pass 0, or the mask_mod and its lists from make_block_mask"));
   }
   if (!partial) return {};
   if (packed()) {
     return Status::invalid(
-        "kv_num_blocks must be NULL with cu_seqlens_q: a block mask needs dense tensors; use mask_mod alone, or "
-        "join the sequences and compare doc[q] == doc[k]");
+        "kv_num_blocks must be NULL with cu_seqlens_q: pass mask_mod alone, or join the sequences and compare doc[q] "
+        "== doc[k]");
   }
   BlockMaskView& mask = p_.block_mask;
   mask.block_q = args_.mask_block_q;

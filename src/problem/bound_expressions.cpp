@@ -30,15 +30,17 @@ score_mod::Element element_of(DType type) {
 
 Status check_list(const std::string& name, const void* list, int64_t count) {
   if (count < 0 || count > static_cast<int64_t>(score_mod::kMaxNames)) {
-    return Status::invalid(str_cat(name, "_count (", count, ") must be 0 to ", score_mod::kMaxNames,
-                                   ": it counts the names of an expression; use fewer names"));
+    return Status::invalid(
+        str_cat(name, "_count (", count, ") must be 0 to ", score_mod::kMaxNames, ": pass fewer names"));
   }
   if (list != nullptr || count == 0) return {};
-  return Status::invalid(str_cat(name, "s (NULL) must point to ", name, "_count (", count, ") of them"));
+  return Status::invalid(
+      str_cat(name, "s (NULL) must point to ", name, "_count (", count, ") entries: pass their address"));
 }
 
 Status read_scalar(const std::string& mod, const tandem_mod_scalar& scalar, score_mod::Name* name) {
-  if (scalar.name == nullptr) return Status::invalid(str_cat(mod, ".scalars[].name (NULL) must be a name: set it"));
+  if (scalar.name == nullptr)
+    return Status::invalid(str_cat(mod, ".scalars[].name (NULL) must be a string: set the name"));
   name->name = scalar.name;
   if (scalar.reserved != 0) {
     return Status::invalid(
@@ -84,22 +86,21 @@ Status ProblemBuilder::read_captured(const std::string& name, const tandem_tenso
                                      Use use) {
   if (tensor.ndim < 0 || tensor.ndim > score_mod::kMaxRank) {
     return Status::invalid(str_cat(name, ".ndim (", tensor.ndim, ") must be 0 to ", score_mod::kMaxRank,
-                                   ": it counts the indices of an element in an expression; use fewer dimensions"));
+                                   ": reshape the tensor to fewer dimensions"));
   }
   static constexpr const char* kDims[] = {"dim0", "dim1", "dim2", "dim3"};
   const int rank = model != nullptr ? model->rank : tensor.ndim;
   Dim dims[score_mod::kMaxRank];
   for (int i = 0; i < rank; ++i) {
     dims[i] = {kDims[i], model != nullptr ? model->shape[i] : -1, model != nullptr ? model->name : nullptr,
-               "a gradient has its tensor's shape; allocate it so"};
+               "allocate the gradient with the shape of its tensor"};
   }
   mod_operands_.push_back(std::make_unique<Captured>(Captured{.name = name, .use = use, .operand = {}}));
   Captured& captured = *mod_operands_.back();
   const OperandInfo info{captured.name.c_str(), nullptr, use, use};
   const DTypes types = model == nullptr ? kReadable : only(model->dtype) | only(DType::f32);
-  const char* why = model == nullptr
-                        ? "texts read these types; convert it"
-                        : "a gradient has its tensor's type, or more digits than 16-bit types; allocate it so";
+  const char* why =
+      model == nullptr ? "convert the tensor to one of these types" : "allocate the gradient with one of these types";
   TANDEM_TRY(read_operand(tensor,
                           {.info = info,
                            .dtypes = types,
@@ -111,19 +112,21 @@ Status ProblemBuilder::read_captured(const std::string& name, const tandem_tenso
   const Operand& o = captured.operand;
   for (int i = 0; i < o.rank; ++i) {
     if (o.shape[i] > 0) continue;
-    return Status::invalid(str_cat(name, ".", o.dim_name[i], " (", o.shape[i],
-                                   ") must be at least 1: an index beyond reads the nearest element; name no tensor "
-                                   "without elements"));
+    return Status::invalid(
+        str_cat(name, ".", o.dim_name[i], " (", o.shape[i],
+                ") must be at least 1: pass a tensor with elements, because the expression reads the nearest element"));
   }
   return {};
 }
 
 Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask,
                                        score_mod::Name* name, BoundExpression* read) {
-  if (tensor.name == nullptr) return Status::invalid(str_cat(mod, ".tensors[].name (NULL) must be a name: set it"));
+  if (tensor.name == nullptr)
+    return Status::invalid(str_cat(mod, ".tensors[].name (NULL) must be a string: set the name"));
   name->name = tensor.name;
   const std::string own = str_cat(mod, ".", name->name), gradient = str_cat(own, ".gradient");
-  if (tensor.tensor == nullptr) return Status::invalid(str_cat(own, ".tensor (NULL) must be a tensor: set it"));
+  if (tensor.tensor == nullptr)
+    return Status::invalid(str_cat(own, ".tensor (NULL) must point to a tensor: pass its address"));
   TANDEM_TRY(read_captured(own, *tensor.tensor, nullptr, Use::read));
   const Operand model = mod_operands_.back()->operand;
   name->element = element_of(model.dtype);
@@ -134,9 +137,9 @@ Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_
   read->gradients.emplace_back();
   if (!backward() || tensor.gradient == nullptr) return {};
   if (mask || name->type != score_mod::Type::real) {
-    return Status::invalid(str_cat(
-        gradient,
-        " must be NULL: ", mask ? "a mask has no gradient; pass NULL" : "only floats have gradients; pass NULL"));
+    return Status::invalid(str_cat(gradient, " must be NULL: ",
+                                   mask ? "pass NULL, because a mask has no gradient"
+                                        : "pass NULL, because only tensors of floats have gradients"));
   }
   TANDEM_TRY(read_captured(gradient, *tensor.gradient, &model, Use::write));
   const Operand& o = mod_operands_.back()->operand;
@@ -144,8 +147,7 @@ Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_
   int64_t cells = 1;
   for (int i = 0; i < o.rank; ++i) cells *= o.shape[i];
   constexpr int64_t kMaxCells = int64_t{1} << 48;  // so that bytes of workspace can be counted
-  if (cells > kMaxCells)
-    return Status::unsupported(str_cat(gradient, " must have at most 2^48 elements: leave it out"));
+  if (cells > kMaxCells) return Status::unsupported(str_cat(gradient, " must have at most 2^48 elements: pass NULL"));
   read->cells += cells;
   return {};
 }
@@ -154,7 +156,8 @@ Status ProblemBuilder::read_mod(const std::string& mod, const tandem_mod* given,
   if (given == nullptr) return {};
   tandem_mod args;
   TANDEM_TRY(read_struct(mod.c_str(), "tandem_mod", given, kFirstModSize, &args));
-  if (args.text == nullptr) return Status::invalid(str_cat(mod, ".text (NULL) must be a text: see docs/score_mod.md"));
+  if (args.text == nullptr)
+    return Status::invalid(str_cat(mod, ".text (NULL) must be an expression: write one as docs/score_mod.md shows"));
   TANDEM_TRY(check_list(str_cat(mod, ".scalar"), args.scalars, args.scalar_count));
   TANDEM_TRY(check_list(str_cat(mod, ".tensor"), args.tensors, args.tensor_count));
   auto read = std::make_shared<BoundExpression>();

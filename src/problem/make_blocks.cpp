@@ -46,14 +46,12 @@ class Reader {
       const char* name;
       int64_t value, least;
       const char* why;
-    } sizes[] = {
-        {"batch", args_.batch, 0,
-         "it counts the sequences with separate lists; pass 1 for lists that all sequences share"},
-        {"heads", args_.heads, 0, "it counts the heads with separate lists; pass 1 for lists that all heads share"},
-        {"seqlen_q", args_.seqlen_q, 0, "sizes are counts below 2^31; pass the length of the sequences"},
-        {"seqlen_k", args_.seqlen_k, 0, "sizes are counts below 2^31; pass the length of the sequences"},
-        {"mask_block_q", args_.mask_block_q, 1, "it counts the queries of a block; pass 128"},
-        {"mask_block_k", args_.mask_block_k, 1, "it counts the keys of a block; pass 128"}};
+    } sizes[] = {{"batch", args_.batch, 0, "pass the number of sequences, or 1 if all sequences share their lists"},
+                 {"heads", args_.heads, 0, "pass the number of heads, or 1 if all heads share their lists"},
+                 {"seqlen_q", args_.seqlen_q, 0, "pass the number of queries of a sequence"},
+                 {"seqlen_k", args_.seqlen_k, 0, "pass the number of keys of a sequence"},
+                 {"mask_block_q", args_.mask_block_q, 1, "pass the number of queries of a block, such as 128"},
+                 {"mask_block_k", args_.mask_block_k, 1, "pass the number of keys of a block, such as 128"}};
     for (const auto& [name, value, least, why] : sizes) {
       const bool block = least == 1;
       if (value >= least && (block || value <= INT32_MAX)) continue;
@@ -80,8 +78,7 @@ class Reader {
 
   Status read_text() {
     if (args_.mask_mod == nullptr) {
-      return Status::invalid(
-          "mask_mod (NULL) must be an expression that selects the visible keys: see docs/score_mod.md");
+      return Status::invalid("mask_mod (NULL) must be an expression: write one as docs/score_mod.md shows");
     }
     return builder_.read_mask_mod(args_.mask_mod, &m_.mask_mod);
   }
@@ -89,15 +86,14 @@ class Reader {
   Status read_list(const Given& count, const Given& index, bool wanted, bool by_keys, MadeList* list) {
     for (const Given* given : {&count, &index}) {
       if ((given->tensor != nullptr) == wanted) continue;
-      return Status::invalid(
-          str_cat(given->name, wanted ? " (NULL) must be given: " : " must be NULL: ",
-                  "a list has counts and indices, and a list of full blocks needs a list of partial blocks"));
+      return Status::invalid(str_cat(given->name, wanted ? " (NULL) must be given" : " must be NULL",
+                                     ": pass the counts and indices of partial blocks, and optionally of full blocks"));
     }
     if (!wanted) return {};
-    const char* why = "there is one row for each block, and an index for each across; allocate it so";
+    const char* why = "allocate one row per block, and an index for each block of the other side";
     const int64_t rows = by_keys ? m_.blocks_k : m_.blocks_q, columns = by_keys ? m_.blocks_q : m_.blocks_k;
-    const Dim dims[] = {{"batch", m_.batch, nullptr, "the argument batch sets it"},
-                        {"heads", m_.heads, nullptr, "the argument heads sets it"},
+    const Dim dims[] = {{"batch", m_.batch, nullptr, "allocate the size that the argument batch sets"},
+                        {"heads", m_.heads, nullptr, "allocate the size that the argument heads sets"},
                         {"blocks", rows, nullptr, why},
                         {"indices", columns, nullptr, why}};
     Operand operands[2];
@@ -107,7 +103,7 @@ class Reader {
       TANDEM_TRY(read_operand(*given.tensor,
                               {.info = info,
                                .dtypes = only(DType::i32),
-                               .dtype_why = "counts and indices of blocks are int32; allocate it so",
+                               .dtype_why = "allocate the list as int32",
                                .dims = {dims, static_cast<size_t>(3 + n)},
                                .dims_why = "",
                                .contiguous_last = false},
@@ -131,8 +127,8 @@ class Reader {
   }
   static Status check_apart(const Operand& written, const Operand& other) {
     if (!overlap(written, other)) return {};
-    return Status::invalid(str_cat(written.name, ".data overlaps ", other.name,
-                                   ": it is written while the other is in use; give it separate memory"));
+    return Status::invalid(
+        str_cat(written.name, ".data overlaps ", other.name, ": pass separate memory for ", written.name));
   }
 
   const tandem_block_mask_args& args_;

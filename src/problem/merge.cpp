@@ -25,12 +25,12 @@ class Reader {
 
   Status read() {
     if (args_.parts < 1) {
-      return Status::invalid(str_cat("parts (", args_.parts,
-                                     ") must be at least 1: each is attention to some keys; pass one part or more"));
+      return Status::invalid(str_cat("parts (", args_.parts, ") must be at least 1: pass one part or more"));
     }
     for (const auto& [name, list] : {Pointer{"part_out", args_.part_out}, Pointer{"part_lse", args_.part_lse}}) {
       if (list != nullptr) continue;
-      return Status::invalid(str_cat(name, " (NULL) must point to parts (", args_.parts, ") tensors"));
+      return Status::invalid(
+          str_cat(name, " (NULL) must point to parts (", args_.parts, ") tensors: pass their address"));
     }
     TANDEM_TRY(read_result());
     for (int64_t n = 0; n < args_.parts; ++n) TANDEM_TRY(read_part(n));
@@ -57,7 +57,7 @@ class Reader {
   };
 
   Status read(const char* name, Use use, const tandem_tensor* tensor, const Format& format, Operand* operand) {
-    if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: pass one"));
+    if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: pass a tensor"));
     const OperandInfo info{name, nullptr, use, Use::none};
     return read_operand(*tensor,
                         {.info = info,
@@ -74,8 +74,7 @@ class Reader {
     constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
     const bool three = args_.out != nullptr && args_.out->ndim == 3;
     TANDEM_TRY(read("out", Use::write, args_.out,
-                    {kFloats, "results of attention are of these types; convert the parts",
-                     three ? std::span<const Dim>(rows) : dense, true},
+                    {kFloats, "allocate out with one of these types", three ? std::span<const Dim>(rows) : dense, true},
                     &out_));
     const int64_t* shape = out_.shape;
     m_.batch = three ? 1 : shape[0];
@@ -94,15 +93,15 @@ class Reader {
   }
 
   Status read_lse(const char* name, Use use, const tandem_tensor* tensor, Operand* lse) {
-    const char* why = "there is one value per query and head; allocate it so";
+    const char* why = "allocate one value per query and head";
     const Dim heads{"heads", m_.heads, "out", why};
     const Dim dense[] = {{"batch", m_.batch, "out", why}, heads, {"seqlen", m_.seqlen, "out", why}};
     const Dim rows[] = {heads, {"total", m_.seqlen, "out", why}};
-    return read(name, use, tensor,
-                {only(DType::f32) | (f64() ? only(DType::f64) : 0),
-                 "a log-sum-exp needs more digits than 16-bit types have; convert it",
-                 packed() ? std::span<const Dim>(rows) : dense, false},
-                lse);
+    return read(
+        name, use, tensor,
+        {only(DType::f32) | (f64() ? only(DType::f64) : 0), "convert the log-sum-exp, because 16-bit types lose digits",
+         packed() ? std::span<const Dim>(rows) : dense, false},
+        lse);
   }
 
   Status read_part(int64_t n) {
@@ -110,15 +109,15 @@ class Reader {
     std::snprintf(out_name, sizeof out_name, "part_out[%lld]", static_cast<long long>(n));
     std::snprintf(lse_name, sizeof lse_name, "part_lse[%lld]", static_cast<long long>(n));
     Dim dims[kMaxRank];
-    for (int i = 0; i < out_.rank; ++i)
-      dims[i] = {out_.dim_name[i], out_.shape[i], "out", "parts have out's shape; pass such parts"};
+    for (int i = 0; i < out_.rank; ++i) dims[i] = {out_.dim_name[i], out_.shape[i], "out", "pass parts of out's shape"};
     Operand out, lse;
-    TANDEM_TRY(read(out_name, Use::read, args_.part_out[n],
-                    {f64() ? only(DType::f64) : kFloats & ~only(DType::f64),
-                     f64() ? "out is float64, and so are its parts" : "float64 parts have a float64 out",
-                     {dims, static_cast<size_t>(out_.rank)},
-                     true},
-                    &out));
+    TANDEM_TRY(
+        read(out_name, Use::read, args_.part_out[n],
+             {f64() ? only(DType::f64) : kFloats & ~only(DType::f64),
+              f64() ? "convert the part to float64, the type of out" : "convert the part, or allocate a float64 out",
+              {dims, static_cast<size_t>(out_.rank)},
+              true},
+             &out));
     TANDEM_TRY(read_lse(lse_name, Use::read, args_.part_lse[n], &lse));
     if (overlap(out_, out) && !same_place(out_, out)) return refuse_overlap(out_, "out", out, out_name);
     if (overlap(out_, lse)) return refuse_overlap(out_, "out", lse, lse_name);
@@ -128,9 +127,8 @@ class Reader {
   }
 
   static Status refuse_overlap(const Operand& result, const char* name, const Operand& other, const char* other_name) {
-    return Status::invalid(
-        str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name, ".data) overlaps ", other_name,
-                ": a result must replace a part exactly or not overlap it; give it separate memory"));
+    return Status::invalid(str_cat(name, ".data (byte ", result.data - other.data, " from ", other_name,
+                                   ".data) overlaps ", other_name, ": pass the part's own tensor, or separate memory"));
   }
 
   const tandem_merge_args& args_;

@@ -56,11 +56,12 @@ Status check_rank(const tandem_tensor& tensor, const OperandRule& rule) {
   if (tensor.ndim != rank) {
     std::string dims;
     for (const Dim& dim : rule.dims) dims += str_cat(dims.empty() ? "" : ", ", dim.name);
-    return Status::invalid(str_cat(rule.info.name, ".ndim (", tensor.ndim, ") must be ", rank, ": ", rule.info.name,
-                                   " is (", dims, ")", rule.dims_why));
+    return Status::invalid(str_cat(rule.info.name, ".ndim (", tensor.ndim, ") must be ", rank, ": pass ",
+                                   rule.info.name, " as (", dims, ")", rule.dims_why));
   }
   if (tensor.shape == nullptr && rank > 0) {
-    return Status::invalid(str_cat(rule.info.name, ".shape (NULL) must point to ndim (", rank, ") sizes"));
+    return Status::invalid(
+        str_cat(rule.info.name, ".shape (NULL) must point to ndim (", rank, ") sizes: pass their address"));
   }
   return {};
 }
@@ -73,7 +74,7 @@ Status check_dtype(const tandem_tensor& tensor, const OperandRule& rule) {
   }
   if (tensor.dtype.lanes != 1) {
     return Status::invalid(str_cat(rule.info.name, ".dtype.lanes (", tensor.dtype.lanes,
-                                   ") must be 1: vector types are not read; count the lanes in the shape"));
+                                   ") must be 1: add the lanes as a dimension of the shape"));
   }
   return {};
 }
@@ -84,7 +85,7 @@ Status check_device(const tandem_tensor& tensor, const OperandRule& rule, tandem
     return {};
   return Status::invalid(str_cat(rule.info.name, ".device (type ", tensor.device.type, ", index ", tensor.device.index,
                                  ") must be the context's (type ", device.type, ", index ", device.index,
-                                 "): copy the tensor there, or make a context for its device"));
+                                 "): copy the tensor to this device, or use a context of the tensor's device"));
 }
 
 Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
@@ -92,8 +93,8 @@ Status check_dims(const tandem_tensor& tensor, const OperandRule& rule) {
   for (const Dim& dim : rule.dims) {
     const int64_t size = tensor.shape[i++];
     if (size < 0 || size > INT32_MAX) {
-      return Status::invalid(str_cat(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX,
-                                     ": sizes are counts below 2^31; split the tensor"));
+      return Status::invalid(
+          str_cat(rule.info.name, ".", dim.name, " (", size, ") must be 0 to ", INT32_MAX, ": split the tensor"));
     }
     if (dim.size < 0 || size == dim.size) continue;
     std::string must = dim.owner ? str_cat("must equal ", dim.owner, ".", dim.name, " (", dim.size, ")")
@@ -119,7 +120,7 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
     too_big |= __builtin_mul_overflow(bytes, o->shape[i], &bytes);
     if (too_big) {
       return Status::invalid(str_cat(o->name, ".shape (", describe_list(o->shape, o->rank),
-                                     ") holds 2^63 bytes or more: ", "split the call over batch or heads"));
+                                     ") must be below 2^63 bytes: ", "split the call over batch or heads"));
     }
   }
   int64_t last = 0, first = 0;  // offsets in elements from the element at index 0
@@ -136,7 +137,7 @@ Status read_layout(const tandem_tensor& tensor, Operand* o) {
   if (!too_big) return {};
   return Status::invalid(str_cat(o->name, ".strides (", describe_list(tensor.strides, o->rank), ") with shape (",
                                  describe_list(o->shape, o->rank),
-                                 ") reach 2^63 bytes or more: give strides in elements"));
+                                 ") must be below 2^63 bytes: pass strides in elements"));
 }
 
 Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, const Operand& o) {
@@ -144,13 +145,12 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
   const int last = o.rank - 1;
   if (rule.contiguous_last && o.shape[last] > 1 && o.stride[last] != 1) {
     return Status::invalid(str_cat(o.name, ".strides[", last, "] (", o.stride[last],
-                                   ") must be 1: the last dimension, ", o.dim_name[last],
-                                   ", is read as contiguous; copy or transpose the tensor"));
+                                   ") must be 1: copy the tensor so that ", o.dim_name[last], " is contiguous"));
   }
   for (int i = 0; mode.device.type != TANDEM_CPU && i < o.rank; ++i) {
     if (o.stride[i] >= 0) continue;
-    return Status::invalid(str_cat(o.name, ".strides[", i, "] (", o.stride[i],
-                                   ") must not be negative on a GPU: flip the tensor into a copy"));
+    return Status::invalid(
+        str_cat(o.name, ".strides[", i, "] (", o.stride[i], ") must not be negative on a GPU: copy the tensor"));
   }
   if (rule.info.in(mode.pass) != Use::write) return {};
   // In order of growing stride, each dimension must step over all bytes of the smaller dimensions.
@@ -159,8 +159,8 @@ Status check_strides(const tandem_tensor& tensor, const OperandRule& rule, const
   for (int i = steps_of(o, steps) - 1; i >= 0; --i) {
     if (steps[i].stride < extent) {
       return Status::invalid(str_cat(o.name, ".strides (", describe_list(tensor.strides, o.rank), ") with shape (",
-                                     describe_list(o.shape, o.rank), ") make its elements overlap: ", o.name,
-                                     " is written; give each element its own place"));
+                                     describe_list(o.shape, o.rank), ") make its elements overlap: allocate ", o.name,
+                                     " without broadcast dimensions"));
     }
     extent += (steps[i].count - 1) * steps[i].stride;
   }
@@ -174,22 +174,22 @@ Status check_data(const tandem_tensor& tensor, Operand* o) {
     return {};
   }
   if (base == 0) {
-    return Status::invalid(
-        str_cat(o->name, ".data (NULL) must point to the elements of shape (", describe_list(o->shape, o->rank), ")"));
+    return Status::invalid(str_cat(o->name, ".data (NULL) must point to the elements of shape (",
+                                   describe_list(o->shape, o->rank), "): pass their address"));
   }
   uintptr_t begin, end;
   if (__builtin_add_overflow(base, tensor.byte_offset, &begin) ||
       __builtin_sub_overflow(begin, static_cast<uintptr_t>(o->below), &begin) ||
       __builtin_add_overflow(begin, static_cast<uintptr_t>(o->bytes), &end) || end > kAddressSpace) {
     return Status::invalid(str_cat(o->name, ".byte_offset (", tensor.byte_offset, ") plus the tensor's ", o->bytes,
-                                   " bytes leave the address space: give the offset in bytes from data"));
+                                   " bytes must be within the address space: pass the offset in bytes from data"));
   }
   const auto align = static_cast<uintptr_t>(size_of(o->dtype));
   begin += static_cast<uintptr_t>(o->below);
   if (begin % align != 0) {
     return Status::invalid(str_cat(o->name, ".data + byte_offset (address ", begin % 64,
-                                   " modulo 64) must be a multiple of ", align, ": elements of ", name_of(o->dtype),
-                                   " are aligned; copy the tensor"));
+                                   " modulo 64) must be a multiple of ", align, ", the size of ", name_of(o->dtype),
+                                   ": copy the tensor"));
   }
   o->data = reinterpret_cast<std::byte*>(begin);
   return {};

@@ -28,7 +28,7 @@ Status read_pointer(const char* name, const uint64_t* from, uint64_t* to) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (address % alignof(uint64_t) != 0) {
     return Status::invalid(str_cat(name, " (address ", address % 64, " modulo 64) must be a multiple of ",
-                                   alignof(uint64_t), ": it points to a uint64_t; align it"));
+                                   alignof(uint64_t), ": align the uint64_t"));
   }
   *to = *from;
   return {};
@@ -38,13 +38,12 @@ Status read_pointer(const char* name, const uint64_t* from, uint64_t* to) {
 
 Status ProblemBuilder::read_options() {
   if (args_.num_splits < 0 || args_.num_splits > kMaxSplits) {
-    return Status::invalid(str_cat("num_splits (", args_.num_splits, ") must be 0 to ", kMaxSplits,
-                                   ": 0 chooses the number for the device"));
+    return Status::invalid(
+        str_cat("num_splits (", args_.num_splits, ") must be 0 to ", kMaxSplits, ": pass 0 to let the library choose"));
   }
   if (args_.sm_limit < 0) {
-    return Status::invalid(str_cat(
-        "sm_limit (", args_.sm_limit,
-        ") must be 0 (no limit) or the largest number of multiprocessors that the call may use: pass such a number"));
+    return Status::invalid(
+        str_cat("sm_limit (", args_.sm_limit, ") must be 0 (no limit) or a number of multiprocessors: pass 0 or more"));
   }
   p_.num_splits = args_.num_splits;
   p_.deterministic = args_.deterministic != 0;
@@ -73,8 +72,8 @@ Status ProblemBuilder::read_diagonal() {
   const std::string which = args_.diagonal_offset != 0
                                 ? str_cat("diagonal_offset (", args_.diagonal_offset, ") must be 0")
                                 : "diagonal_offsets must be NULL";
-  return Status::invalid(str_cat(which, " unless alignment (", alignment,
-                                 ") is TANDEM_EXPLICIT (2): with other alignments the lengths determine the diagonal"));
+  return Status::invalid(
+      str_cat(which, " unless alignment (", alignment, ") is TANDEM_EXPLICIT (2): pass this alignment, or no offset"));
 }
 
 Status ProblemBuilder::read_window() {
@@ -82,7 +81,7 @@ Status ProblemBuilder::read_window() {
   if ((window & ~(TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT)) != 0) {
     return Status::invalid(str_cat("window (", window,
                                    ") must be a sum of TANDEM_WINDOW_LEFT (1) and TANDEM_WINDOW_RIGHT ",
-                                   "(2): it selects which of window_left and window_right hold"));
+                                   "(2): add the bit of each bound that the call sets"));
   }
   TANDEM_TRY(read_bound("window_left", "TANDEM_WINDOW_LEFT", (window & TANDEM_WINDOW_LEFT) != 0, args_.window_left,
                         &p_.window_left));
@@ -96,7 +95,7 @@ Status ProblemBuilder::read_window() {
   if (right >= 0 ? left >= -right : left >= 0 && left + right >= 0) return {};
   return Status::invalid(str_cat("window_left (", left, ") + window_right (", right,
                                  args_.causal != 0 ? ", as causal is set" : "",
-                                 ") must be at least 0: no key lies in an inverted window; swap or widen its bounds"));
+                                 ") must be at least 0: swap or widen the bounds, because the window has no keys"));
 }
 
 // Engines compute scores in float32 unless the tensors are float64.
@@ -106,11 +105,11 @@ Status ProblemBuilder::read_scale() {
   const double largest = f64 ? DBL_MAX : FLT_MAX, least = f64 ? DBL_MIN : FLT_MIN;
   if (!(std::fabs(scale) <= largest)) {
     return Status::invalid(str_cat("softmax_scale (", scale, ") must be a finite ", f64 ? "float64" : "float32",
-                                   ": every score is multiplied by it; 0 means 1/sqrt(head_dim)"));
+                                   ": pass 0 for 1/sqrt(head_dim)"));
   }
   if (cap != 0 && !(cap >= least && cap <= largest)) {
     return Status::invalid(str_cat("softcap (", cap, ") must be 0 (off) or a positive normal ",
-                                   f64 ? "float64" : "float32", ": scores become softcap * tanh(score / softcap)"));
+                                   f64 ? "float64" : "float32", ": pass 0, or the bound of the capped scores"));
   }
   p_.softmax_scale = scale != 0 ? scale : 1 / std::sqrt(static_cast<double>(p_.head_dim));
   p_.softcap = cap;
@@ -120,15 +119,13 @@ Status ProblemBuilder::read_scale() {
 Status ProblemBuilder::read_dropout() {
   const double p = args_.dropout_p;
   if (!(p >= 0 && p < 1)) {
-    return Status::invalid(str_cat(
-        "dropout_p (", p,
-        ") must be at least 0 and below 1: kept entries are scaled by 1 / (1 - dropout_p); pass a probability"));
+    return Status::invalid(
+        str_cat("dropout_p (", p, ") must be at least 0 and below 1: pass the probability that an entry becomes 0"));
   }
   if (p == 0) return {};
   if (p_.batch * p_.heads_q > int64_t{1} << 32) {
-    return Status::invalid(str_cat(
-        "batch (", p_.batch, ") * q.heads (", p_.heads_q,
-        ") must be at most 2^32 with dropout: ", "the random counter has 32 bits for them; split the call over batch"));
+    return Status::invalid(str_cat("batch (", p_.batch, ") * q.heads (", p_.heads_q,
+                                   ") must be at most 2^32 with dropout: ", "split the call over batch"));
   }
   p_.dropout = {.p = rounded_dropout(p), .seed = args_.dropout_seed, .offset = args_.dropout_offset};
   if (!on_cpu()) {

@@ -10,9 +10,8 @@ namespace tandem {
 
 // place: "the CPU", "a GPU".
 inline Status refuse_pages(std::string_view place) {
-  return Status::unsupported(str_cat(
-      "page_table must be NULL on ", place,
-      ": this version has no pages there; gather each sequence's keys and values into dense or packed tensors"));
+  return Status::unsupported(str_cat("page_table must be NULL on ", place,
+                                     ": gather each sequence's keys and values into dense or packed tensors"));
 }
 
 }  // namespace tandem

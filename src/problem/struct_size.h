@@ -17,10 +17,10 @@ template <class T>
 Status read_struct(const char* name, const char* type, const T* from, int64_t first, T* to) {
   constexpr int64_t known = sizeof(T);
   constexpr int64_t wild = 1 << 16;  // a size that no version will reach
-  if (from == nullptr) return Status::invalid(str_cat(name, " (NULL) must point to a ", type));
+  if (from == nullptr) return Status::invalid(str_cat(name, " (NULL) must point to a ", type, ": pass its address"));
   if (from->size < first || from->size > wild || from->size % 8 != 0) {
     return Status::invalid(str_cat(name, ".size (", from->size, ") must be sizeof(", type, "), ", known,
-                                   " in this version: set it first; it identifies the struct of the caller"));
+                                   " in this version: set the size before the call"));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (int64_t i = known; i < from->size; ++i) {

@@ -47,8 +47,8 @@ Status ProblemBuilder::read(Field field, DTypes dtypes, const char* dtype_why, s
                             const char* dims_why, bool contiguous_last) {
   const int i = position_of(field);
   if (!given(field)) {
-    return Status::invalid(str_cat(kOperands[i].name, " (NULL) must be a tensor: the ",
-                                   backward() ? "backward" : "forward", " pass needs it"));
+    return Status::invalid(str_cat(kOperands[i].name, " (NULL) must be a tensor: pass a tensor for the ",
+                                   backward() ? "backward" : "forward", " pass"));
   }
   return read_operand(*(args_.*field),
                       {.info = kOperands[i],
@@ -64,13 +64,13 @@ Status ProblemBuilder::read_like(Field field, Field model, DType type, bool cont
   const Operand& m = operand(model);
   Dim dims[kMaxRank];
   for (int i = 0; i < m.rank; ++i)
-    dims[i] = {m.dim_name[i], m.shape[i], m.name, "a gradient has its tensor's shape; allocate it so"};
-  return read(field, or_f32(type), "a gradient has its tensor's type, or more digits than 16-bit types; allocate it so",
-              {dims, static_cast<size_t>(m.rank)}, "", contiguous_last);
+    dims[i] = {m.dim_name[i], m.shape[i], m.name, "allocate the gradient with the shape of its tensor"};
+  return read(field, or_f32(type), "allocate the gradient with one of these types", {dims, static_cast<size_t>(m.rank)},
+              "", contiguous_last);
 }
 
 Status ProblemBuilder::read_index(Field field, const Dim& length, IndexView* view) {
-  TANDEM_TRY(read(field, only(DType::i32), "indices and lengths are int32; convert it", {length}));
+  TANDEM_TRY(read(field, only(DType::i32), "convert the tensor to int32", {length}));
   const Operand& o = operand(field);
   *view = {.data = reinterpret_cast<const int32_t*>(o.data), .stride = o.stride[0], .present = true};
   return {};
@@ -80,7 +80,7 @@ Status ProblemBuilder::read_queries() {
   constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
   constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
   const std::span<const Dim> dims = packed() ? std::span<const Dim>(rows) : dense;
-  TANDEM_TRY(read(&Args::q, kFloats, "attention is computed in these types; convert q, k and v", dims,
+  TANDEM_TRY(read(&Args::q, kFloats, "convert q, k and v to one of these types", dims,
                   packed() ? " where cu_seqlens_q is given" : " unless cu_seqlens_q is given", true));
   const Operand& q = operand(&Args::q);
   p_.q = view_of(q);
@@ -98,7 +98,7 @@ Status ProblemBuilder::read_queries() {
   const int64_t entries = operand(&Args::cu_seqlens_q).shape[0];
   if (entries == 0) {
     return Status::invalid(
-        "cu_seqlens_q.length (0) must be at least 1: it has batch + 1 entries and begins with 0; pass such a tensor");
+        "cu_seqlens_q.length (0) must be at least 1: pass batch + 1 entries, of which the first is 0");
   }
   p_.batch = entries - 1;
   p_.total_q = p_.seqlen_q = q.shape[0];
@@ -108,27 +108,21 @@ Status ProblemBuilder::read_queries() {
 Status ProblemBuilder::read_keys() {
   const bool packed_k = given(&Args::cu_seqlens_k);
   if (packed() && !packed_k && !paged()) {
-    return Status::invalid(
-        "cu_seqlens_k (NULL) must be given with cu_seqlens_q: a packed call packs q, k and v; or "
-        "give page_table");
+    return Status::invalid("cu_seqlens_k (NULL) must be given with cu_seqlens_q: pack k and v too, or pass page_table");
   }
   if (packed_k && !packed()) {
-    return Status::invalid(
-        "cu_seqlens_q (NULL) must be given with cu_seqlens_k: a packed call packs q, k and v; pass both");
+    return Status::invalid("cu_seqlens_q (NULL) must be given with cu_seqlens_k: pack q too, or pass dense k and v");
   }
   if (packed_k && paged()) {
-    return Status::invalid(
-        "cu_seqlens_k must be NULL with page_table: pages hold the keys of each sequence separately; "
-        "give their lengths in seqused_k");
+    return Status::invalid("cu_seqlens_k must be NULL with page_table: pass the lengths of the sequences in seqused_k");
   }
 
   const Dim heads{"heads"};
-  const Dim head_dim{"head_dim", p_.head_dim, "q", "q k^T contracts over head_dim; pad or slice one of them"};
-  const Dim dense[] = {
-      {"batch", p_.batch, "q", "each sequence has its own keys; expand k and v by a stride of 0 to share them"},
-      {"seqlen"},
-      heads,
-      head_dim};
+  const Dim head_dim{"head_dim", p_.head_dim, "q", "pad or slice one of the two tensors"};
+  const Dim dense[] = {{"batch", p_.batch, "q", "expand k and v by a stride of 0 if sequences share their keys"},
+                       {"seqlen"},
+                       heads,
+                       head_dim};
   const Dim pages[] = {{"pages"}, {"page_size"}, heads, head_dim};
   const Dim rows[] = {{"total"}, heads, head_dim};
   const std::span<const Dim> dims = packed_k ? std::span<const Dim>(rows) : paged() ? pages : dense;
@@ -141,7 +135,7 @@ Status ProblemBuilder::read_keys() {
   const Operand& k = operand(&Args::k);
   Dim v_dims[kMaxRank];
   for (int i = 0; i < k.rank - 1; ++i) {
-    v_dims[i] = {k.dim_name[i], k.shape[i], "k", "each key has one value; only head_dim may differ"};
+    v_dims[i] = {k.dim_name[i], k.shape[i], "k", "pass one value per key"};
   }
   v_dims[k.rank - 1] = {"head_dim"};
   TANDEM_TRY(read(&Args::v, only(p_.dtype), dtype_why, {v_dims, dims.size()}, dims_why, true));
@@ -152,16 +146,14 @@ Status ProblemBuilder::read_keys() {
   p_.head_dim_v = v.shape[v.rank - 1];
   TANDEM_TRY(check_head_dim("v", p_.head_dim_v));
   if (p_.heads_k == 0 ? p_.heads_q != 0 : p_.heads_q % p_.heads_k != 0) {
-    return Status::invalid(
-        str_cat("q.heads (", p_.heads_q, ") must be a multiple of k.heads (", p_.heads_k,
-                "): every key head serves the same number of query heads; repeat or drop heads of k and v"));
+    return Status::invalid(str_cat("q.heads (", p_.heads_q, ") must be a multiple of k.heads (", p_.heads_k,
+                                   "): repeat or drop heads of k and v"));
   }
 
   if (packed_k) {
-    TANDEM_TRY(
-        read_index(&Args::cu_seqlens_k,
-                   {"length", p_.batch + 1, "cu_seqlens_q", "both have batch + 1 entries; pass both for one batch"},
-                   &p_.cu_seqlens_k));
+    TANDEM_TRY(read_index(&Args::cu_seqlens_k,
+                          {"length", p_.batch + 1, "cu_seqlens_q", "pass batch + 1 entries in both tensors"},
+                          &p_.cu_seqlens_k));
     p_.total_k = p_.seqlen_k = k.shape[0];
     return {};
   }
@@ -172,13 +164,13 @@ Status ProblemBuilder::read_keys() {
 }
 
 Status ProblemBuilder::read_page_table() {
-  TANDEM_TRY(read(&Args::page_table, only(DType::i32), "it holds page numbers; convert it",
-                  {{"batch", p_.batch, packed() ? nullptr : "q", "one row of pages per sequence"}, {"max_pages"}}));
+  TANDEM_TRY(
+      read(&Args::page_table, only(DType::i32), "convert the page numbers to int32",
+           {{"batch", p_.batch, packed() ? nullptr : "q", "pass one row of pages per sequence"}, {"max_pages"}}));
   const Operand& k = operand(&Args::k);
   const Operand& table = operand(&Args::page_table);
   if (k.shape[1] < 1) {
-    return Status::invalid(str_cat("k.page_size (", k.shape[1],
-                                   ") must be at least 1: keys are divided into pages of it; allocate pages"));
+    return Status::invalid(str_cat("k.page_size (", k.shape[1], ") must be at least 1: allocate pages with keys"));
   }
   p_.page_table = {.data = reinterpret_cast<const int32_t*>(table.data),
                    .batch = table.stride[0],
@@ -192,7 +184,7 @@ Status ProblemBuilder::read_page_table() {
   if (p_.seqlen_k > INT32_MAX) {
     return Status::invalid(str_cat("page_table.max_pages (", p_.page_table.max_pages, ") * k.page_size (",
                                    p_.page_table.page_size, ") must be at most ", INT32_MAX,
-                                   ": it is the longest sequence that the table can hold; drop columns of it"));
+                                   ": drop columns of page_table"));
   }
   return {};
 }
@@ -201,10 +193,9 @@ Status ProblemBuilder::read_results() {
   const Operand& q = operand(&Args::q);
   Dim dims[kMaxRank];
   for (int i = 0; i < q.rank - 1; ++i)
-    dims[i] = {q.dim_name[i], q.shape[i], "q", "out has one vector per query; allocate it so"};
-  dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "out is a mean of values; allocate it so"};
-  TANDEM_TRY(read(&Args::out, or_f32(p_.dtype),
-                  "out has the type of q, or more digits than 16-bit types; allocate it so",
+    dims[i] = {q.dim_name[i], q.shape[i], "q", "allocate one vector of out per query"};
+  dims[q.rank - 1] = {"head_dim", p_.head_dim_v, "v", "allocate vectors of out as long as the values"};
+  TANDEM_TRY(read(&Args::out, or_f32(p_.dtype), "allocate out with one of these types",
                   {dims, static_cast<size_t>(q.rank)}, "", true));
   p_.out = view_of(operand(&Args::out));
   if (!backward() && given(&Args::max_scores)) TANDEM_TRY(read_lse(&Args::max_scores, &p_.max_scores));
@@ -213,9 +204,9 @@ Status ProblemBuilder::read_results() {
 }
 
 Status ProblemBuilder::read_lse(Field field, View* view) {
-  const char* why = "there is one value per query and head; allocate it so";
+  const char* why = "allocate one value per query and head";
   const DTypes dtypes = only(DType::f32) | (p_.dtype == DType::f64 ? only(DType::f64) : 0);
-  const char* dtype_why = "log-sum-exp needs more digits than 16-bit types have; allocate it so";
+  const char* dtype_why = "allocate the tensor with this type, because 16-bit types lose digits";
   if (packed()) {
     TANDEM_TRY(read(field, dtypes, dtype_why, {{"heads", p_.heads_q, "q", why}, {"total", p_.total_q, "q", why}}));
   } else {
@@ -246,16 +237,13 @@ Status ProblemBuilder::read_gradients() {
 Status ProblemBuilder::read_bias() {
   if (!given(&Args::bias)) {
     if (!backward() || !given(&Args::dbias)) return {};
-    return Status::invalid("dbias must be NULL without bias: dbias is the gradient of bias; pass bias too");
+    return Status::invalid("dbias must be NULL without bias: pass bias too");
   }
   if (packed()) {
-    return Status::invalid(
-        "bias must be NULL with cu_seqlens_q: packed sequences differ in length; use dense tensors "
-        "with seqused_q and seqused_k");
+    return Status::invalid("bias must be NULL with cu_seqlens_q: pass dense tensors with seqused_q and seqused_k");
   }
   const DTypes dtypes = only(DType::f32) | only(p_.dtype) | only(DType::boolean);
-  TANDEM_TRY(read(&Args::bias, dtypes,
-                  "a bias is added in float32 or q's type, a boolean bias selects the visible entries; convert it",
+  TANDEM_TRY(read(&Args::bias, dtypes, "convert the bias to one of these types",
                   {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}}));
   const Operand& bias = operand(&Args::bias);
   const struct {
@@ -265,13 +253,12 @@ Status ProblemBuilder::read_bias() {
   for (int i = 0; i < 4; ++i) {
     if (bias.shape[i] == 1 || bias.shape[i] == full[i].size) continue;
     return Status::invalid(str_cat("bias.", bias.dim_name[i], " (", bias.shape[i], ") must be 1 or equal ",
-                                   full[i].name, " (", full[i].size,
-                                   "): a dimension of bias is either broadcast or complete; slice or expand it"));
+                                   full[i].name, " (", full[i].size, "): slice or expand this dimension"));
   }
   p_.bias = bias_view_of(bias);
   if (!backward() || !given(&Args::dbias)) return {};
   if (p_.bias.boolean()) {
-    return Status::invalid("dbias must be NULL when bias.dtype is bool: a mask has no gradient; pass NULL");
+    return Status::invalid("dbias must be NULL when bias.dtype is bool: pass NULL, because a mask has no gradient");
   }
   TANDEM_TRY(read_like(&Args::dbias, &Args::bias, p_.bias.dtype, false));
   p_.dbias = bias_view_of(operand(&Args::dbias));
@@ -279,34 +266,34 @@ Status ProblemBuilder::read_bias() {
 }
 
 Status ProblemBuilder::read_per_head() {
-  const char* why = "there is one value per query head; expand it";
+  const char* why = "expand the tensor to one value per query head";
   if (given(&Args::sink)) {
-    TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype),
-                    "a sink is float32 or has the type of q; convert it", {{"heads", p_.heads_q, "q", why}}));
+    TANDEM_TRY(read(&Args::sink, only(DType::f32) | only(p_.dtype), "convert the sink to one of these types",
+                    {{"heads", p_.heads_q, "q", why}}));
     p_.sink = head_view_of(operand(&Args::sink));
   }
   if (backward() && given(&Args::dsink)) {
     if (!given(&Args::sink)) {
-      return Status::invalid("dsink must be NULL without sink: dsink is the gradient of sink; pass sink too");
+      return Status::invalid("dsink must be NULL without sink: pass sink too");
     }
     TANDEM_TRY(read_like(&Args::dsink, &Args::sink, p_.sink.dtype, false));
     p_.dsink = head_view_of(operand(&Args::dsink));
   }
   if (!given(&Args::alibi_slopes)) return {};
-  const Dim dims[] = {{"batch", p_.batch, packed() ? nullptr : "q", "there is one row per sequence; expand it"},
+  const Dim dims[] = {{"batch", p_.batch, packed() ? nullptr : "q", "expand the tensor to one row per sequence"},
                       {"heads", p_.heads_q, "q", why}};
   const bool per_batch = args_.alibi_slopes->ndim == 2;
-  TANDEM_TRY(read(&Args::alibi_slopes, only(DType::f32), "slopes are float32; convert them",
+  TANDEM_TRY(read(&Args::alibi_slopes, only(DType::f32), "convert the slopes to float32",
                   std::span<const Dim>(dims).subspan(per_batch ? 0 : 1), ", or (batch, heads)", false));
   p_.alibi_slopes = head_view_of(operand(&Args::alibi_slopes));
   return {};
 }
 
 Status ProblemBuilder::read_used_lengths() {
-  const Dim length{"length", p_.batch, nullptr, "there is one length per sequence of the batch; expand it"};
+  const Dim length{"length", p_.batch, nullptr, "expand the tensor to one length per sequence"};
   if (given(&Args::seqused_q)) TANDEM_TRY(read_index(&Args::seqused_q, length, &p_.seqused_q));
   if (given(&Args::seqused_k)) TANDEM_TRY(read_index(&Args::seqused_k, length, &p_.seqused_k));
-  const Dim offset{"length", p_.batch, nullptr, "there is one offset per sequence of the batch; expand it"};
+  const Dim offset{"length", p_.batch, nullptr, "expand the tensor to one offset per sequence"};
   if (given(&Args::diagonal_offsets)) TANDEM_TRY(read_index(&Args::diagonal_offsets, offset, &p_.diagonal_offsets));
   return {};
 }
@@ -324,15 +311,15 @@ Status ProblemBuilder::read_longest() {
   for (const auto& side : sides) {
     if (side.given < 0) {
       return Status::invalid(
-          str_cat(side.name, " (", side.given, ") must be 0 (unknown) or the longest sequence: pass one of them"));
+          str_cat(side.name, " (", side.given, ") must be at least 0: pass the longest sequence, or 0 if unknown"));
     }
     if (!side.packed && side.given != 0 && side.given < *side.longest) {
       return Status::invalid(str_cat(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
-                                     "), or 0: it bounds every sequence; in a dense call leave it 0"));
+                                     "), or 0: pass 0 in a dense call"));
     }
     if (side.packed && side.given == 0 && !on_cpu()) {
-      return Status::invalid(str_cat(side.name, " (0) must be given for packed tensors on a device: ",
-                                     "the host does not read cu_seqlens on a GPU; pass the longest sequence"));
+      return Status::invalid(str_cat(
+          side.name, " (0) must be given for packed tensors on a device: ", "pass the length of the longest sequence"));
     }
     if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
   }

@@ -16,28 +16,27 @@ struct PackedRows {
 Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const PackedRows& rows) {
   const auto& [tensor, total, bound_name, bound] = rows;
   if (offsets[0] != 0) {
-    return Status::invalid(str_cat(name, "[0] (", offsets[0],
-                                   ") must be 0: the first sequence begins at row 0; subtract the first entry"));
+    return Status::invalid(
+        str_cat(name, "[0] (", offsets[0], ") must be 0: subtract the first entry from all entries"));
   }
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t begin = offsets[b], end = offsets[b + 1];
     if (end < begin) {
       return Status::invalid(str_cat(name, "[", b + 1, "] (", end, ") must be at least ", name, "[", b, "] (", begin,
-                                     "): sequences follow each other; give running sums of the lengths"));
+                                     "): pass running sums of the lengths"));
     }
     if (end > total) {
       return Status::invalid(str_cat(name, "[", b + 1, "] (", end, ") must be at most ", tensor, ".total (", total,
-                                     "): sequences lie within the tensor; check the sums"));
+                                     "): lower the sums, or pass a longer tensor"));
     }
     if (end - begin > bound) {
       return Status::invalid(str_cat(bound_name, " (", bound, ") must be at least ", end - begin,
-                                     ", the length of sequence ", b,
-                                     ": it bounds every sequence; give the longest, or 0"));
+                                     ", the length of sequence ", b, ": pass the longest length, or 0"));
     }
   }
   if (offsets[batch] != total) {
     return Status::invalid(str_cat(name, "[", batch, "] (", offsets[batch], ") must equal ", tensor, ".total (", total,
-                                   "): the last sequence ends with the tensor; slice the tensor or extend the sums"));
+                                   "): slice the tensor or extend the sums"));
   }
   return {};
 }
@@ -45,7 +44,7 @@ Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batc
 Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
   if (used >= 0 && used <= rows) return {};
   return Status::invalid(str_cat(name, "[", b, "] (", used, ") must be 0 to ", rows, ", the length of sequence ", b,
-                                 ": it counts the rows in use; lower it"));
+                                 ": pass the number of rows in use"));
 }
 
 Status check_offsets(const Problem& p) {
@@ -76,7 +75,7 @@ Status check_pages(const Problem& p) {
       const int64_t page = table.data[b * table.batch + i * table.column];
       if (page >= 0 && page < table.pages) continue;
       return Status::invalid(str_cat("page_table[", b, ", ", i, "] (", page, ") must be at least 0 and below k.pages (",
-                                     table.pages, "): it holds keys in use; if it does not, lower seqused_k"));
+                                     table.pages, "): correct the page, or lower seqused_k if the page has no keys"));
     }
   }
   return {};
@@ -109,7 +108,7 @@ Status ProblemBuilder::check_sharing() const {
       if (seen || !overlap(written, other)) continue;
       return Status::invalid(str_cat(written.name, ".data (byte ", written.data - other.data, " from ", other.name,
                                      ".data) overlaps ", other.name, ": ", written.name,
-                                     " is written while the other is in use; give it separate memory"));
+                                     "pass separate memory for the result"));
     }
   }
   return {};

@@ -104,14 +104,14 @@ Token Lexer::scan_number() {
   }
   const auto [end, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), token.value);
   if (token.kind == Token::Kind::integer && token.value > INT32_MAX) {
-    refuse(token.at, str_cat(quote(token.text), " does not fit an int, which has 32 bits: write it with a point for a ",
-                             "float, or in hexadecimal for its bits"));
+    refuse(token.at, str_cat(quote(token.text),
+                             " must fit an int of 32 bits: write a float with a point, or the bits in hexadecimal"));
   }
   const auto rounded = static_cast<float>(std::min(token.value, 2.0 * FLT_MAX));
   const bool is_zero =
       token.text.substr(0, token.text.find_first_of("eE")).find_first_of("123456789") == std::string::npos;
   if ((error != std::errc() || rounded > FLT_MAX || rounded == 0) && !is_zero) {
-    refuse(token.at, str_cat(quote(token.text), " is not in the range of float32, 1.4e-45 to 3.4e38: write inf or 0"));
+    refuse(token.at, str_cat(quote(token.text), " must be in the range of float32, 1.4e-45 to 3.4e38: write inf or 0"));
   }
   return token;
 }
@@ -124,7 +124,7 @@ Token Lexer::scan_hexadecimal() {
   uint32_t bits = 0;
   const auto [end, error] = std::from_chars(text.data() + 2, text.data() + text.size(), bits, 16);
   if (error != std::errc() || end != text.data() + text.size()) {
-    refuse(begin, str_cat(quote(text), " must be a hexadecimal number of at most 32 bits"));
+    refuse(begin, str_cat(quote(text), " must be a hexadecimal number of at most 32 bits: correct the digits"));
   }
   return {.kind = Token::Kind::integer, .at = begin, .text = text, .value = double(static_cast<int32_t>(bits))};
 }
@@ -137,7 +137,7 @@ Token Lexer::scan_mark() {
   }
   const char c = text_[at_];
   if (c == '?') refuse(at_, "'?' is not an operator: write a if condition else b");
-  refuse(at_, str_cat(quote({&text_[at_], 1}), " must not be used here"));
+  refuse(at_, str_cat(quote({&text_[at_], 1}), " must not be used here: remove this character"));
 }
 
 }  // namespace tandem::score_mod

@@ -79,7 +79,7 @@ class Parser {
    public:
     explicit Depth(Parser& parser) : parser_(parser) {
       if (++parser_.depth_ <= kMaxDepth) return;
-      parser_.lexer_.refuse(parser_.lexer_.peek().at, str_cat("this is nested in more than ", kMaxDepth,
+      parser_.lexer_.refuse(parser_.lexer_.peek().at, str_cat("this expression must be nested in at most ", kMaxDepth,
                                                               " expressions: assign a part to a name, as in x = ...;"));
     }
     Depth(const Depth&) = delete;
@@ -93,7 +93,8 @@ class Parser {
     const Type type = typing_.type(value);
     if (mod_.signature.result == Signature::Result::mask) {
       if (type == Type::boolean) return value.id;
-      lexer_.refuse(value.at, str_cat("a mask_mod must return a bool, not ", with_article(type), ": compare it"));
+      lexer_.refuse(value.at,
+                    str_cat("a mask_mod must return a bool, not ", with_article(type), ": compare the value"));
     }
     if (type != Type::boolean) return mod_.graph.convert(value.id, Type::real);
     lexer_.refuse(value.at, "a score_mod must return a float, not a bool: write select(..., score, -inf)");
@@ -109,7 +110,7 @@ class Parser {
     const bool is_score = name.text == "score" && mod_.signature.result == Signature::Result::score;
     if (is_word(name.text) || is_function(name.text) || (find_input(name.text) && !is_score) ||
         find(mod_.signature.scalars, name.text) || find(mod_.signature.tensors, name.text)) {
-      lexer_.refuse(name.at, str_cat(quote(name.text), " is defined already: assign to another name"));
+      lexer_.refuse(name.at, str_cat(quote(name.text), " must be defined once: assign to another name"));
     }
     lexer_.take();
     Term value = expression();
@@ -241,7 +242,7 @@ class Parser {
     if (const Name* tensor = find(signature.tensors, name)) {
       return gather(token, *tensor, static_cast<int>(tensor - signature.tensors.data()));
     }
-    if (is_word(name)) lexer_.refuse(token.at, str_cat(quote(name), " must not be used here"));
+    if (is_word(name)) lexer_.refuse(token.at, str_cat(quote(name), " must not be used here: remove this word"));
     lexer_.refuse(token.at, str_cat(quote(name), " is not a known name: use ", known_names()));
   }
 
@@ -269,9 +270,10 @@ class Parser {
     }
     const auto rank = static_cast<size_t>(tensor.rank);
     if (indices.size() != rank) {
-      lexer_.refuse(name.at,
-                    str_cat(quote(name.text), " has ", rank, rank == 1 ? " dimension, and " : " dimensions, and ",
-                            indices.size(), indices.size() == 1 ? " index is given" : " indices are given"));
+      lexer_.refuse(
+          name.at,
+          str_cat(quote(name.text), " has ", rank, rank == 1 ? " dimension, and " : " dimensions, and ", indices.size(),
+                  indices.size() == 1 ? " index is given" : " indices are given", ": write one index per dimension"));
     }
     NodeId at[kMaxRank];
     for (size_t i = 0; i < rank; ++i) {
@@ -298,7 +300,8 @@ class Parser {
 
   Term made(const Term& term) const {
     if (mod_.graph.size() > kMaxNodes) {
-      lexer_.refuse(term.at, str_cat("an expression must have at most ", kMaxNodes, " operations: shorten it"));
+      lexer_.refuse(term.at,
+                    str_cat("an expression must have at most ", kMaxNodes, " operations: shorten the expression"));
     }
     return term;
   }
@@ -323,7 +326,8 @@ Status check_name(const Name& name) {
     return Status::invalid(str_cat("the name ", quote(text), " must not be a word of the language: choose another"));
   }
   if (name.rank < 0 || name.rank > kMaxRank) {
-    return Status::invalid(str_cat(quote(text), " has ", name.rank, " dimensions and must have 0 to ", kMaxRank));
+    return Status::invalid(
+        str_cat(quote(text), " has ", name.rank, " dimensions and must have 0 to ", kMaxRank, ": reshape the tensor"));
   }
   return {};
 }
@@ -331,7 +335,7 @@ Status check_name(const Name& name) {
 Status check_names(const Signature& signature) {
   if (signature.scalars.size() + signature.tensors.size() > kMaxNames) {
     return Status::invalid(str_cat("an expression must have at most ", kMaxNames, " names of scalars and tensors, not ",
-                                   signature.scalars.size() + signature.tensors.size()));
+                                   signature.scalars.size() + signature.tensors.size(), ": remove names"));
   }
   std::vector<std::string_view> names;
   for (const auto* list : {&signature.scalars, &signature.tensors}) {
@@ -351,7 +355,8 @@ Status check_names(const Signature& signature) {
 Status parse(std::string_view text, const Signature& signature, Mod* mod) {
   TANDEM_TRY(check_names(signature));
   if (text.size() > kMaxText) {
-    return Status::invalid(str_cat("an expression must have at most ", kMaxText, " bytes, not ", text.size()));
+    return Status::invalid(
+        str_cat("an expression must have at most ", kMaxText, " bytes, not ", text.size(), ": shorten the expression"));
   }
   Mod read{.signature = signature, .graph = {}};
   try {

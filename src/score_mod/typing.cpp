@@ -40,19 +40,19 @@ bool is_function(std::string_view name) { return find_function(name) != nullptr;
 
 void Typing::require_condition(const Token& mark, const Term& a) const {
   if (type(a) == Type::boolean) return;
-  lexer_.refuse(a.at,
-                str_cat(quote(mark.text), " takes a bool, not ", with_article(type(a)), ": compare it, as in x != 0"));
+  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes a bool, not ", with_article(type(a)),
+                              ": compare the value, as in x != 0"));
 }
 
 void Typing::require_number(const Token& mark, const Term& a) const {
   if (type(a) != Type::boolean) return;
-  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, not a bool: convert it with int(...)"));
+  lexer_.refuse(a.at, str_cat(quote(mark.text), " takes numbers, not a bool: convert the value with int(...)"));
 }
 
 Term Typing::sign(const Token& mark, const Term& a) const {
   if (mark.text == "~") {
     if (type(a) == Type::real) {
-      lexer_.refuse(mark.at, "'~' takes an int or a bool, not a float: convert it with int(...)");
+      lexer_.refuse(mark.at, "'~' takes an int or a bool, not a float: convert the value with int(...)");
     }
     return make(mark.at, Op::flip, a.id);
   }
@@ -66,11 +66,10 @@ Term Typing::binary(const Token& mark, Op op, const Term& a, const Term& b) cons
   const bool shift = op == Op::shift_left || op == Op::shift_right;
   if ((bits || shift) && common == Type::real) {
     lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes ints", bits ? " or bools" : "",
-                                   ", not a float: convert it with int(...)"));
+                                   ", not a float: convert the value with int(...)"));
   }
   if (!bits && common == Type::boolean) {
-    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use 'and' or 'or', or convert ",
-                                   "them with int(...)"));
+    lexer_.refuse(mark.at, str_cat(quote(mark.text), " takes numbers, not two bools: use 'and' or 'or', or int(...)"));
   }
   const Type to = op == Op::divide ? Type::real : common;
   return make(a.at, op, convert(a, to), convert(b, to));
@@ -114,8 +113,9 @@ Term Typing::call_one(const Token& name, Op op, const Term& a) const {
 Term Typing::call(const Token& name, std::span<const Term> arguments) const {
   const Function& function = *find_function(name.text);
   if (arguments.size() != function.arguments) {
-    lexer_.refuse(name.at, str_cat(quote(name.text), " takes ", function.arguments, " argument",
-                                   function.arguments == 1 ? "" : "s", ", not ", arguments.size()));
+    lexer_.refuse(name.at,
+                  str_cat(quote(name.text), " takes ", function.arguments, " argument",
+                          function.arguments == 1 ? "" : "s", ", not ", arguments.size(), ": correct the arguments"));
   }
   if (function.op == Op::select) return select(name, arguments[0], arguments[1], arguments[2]);
   if (function.arguments == 1) return call_one(name, function.op, arguments[0]);

@@ -31,12 +31,13 @@ double widen_half(uint16_t bits) {
 Status check_tensor(const Name& name, const TensorView& tensor) {
   if (type_of(tensor.element) != name.type || tensor.rank != name.rank) {
     return Status::invalid(str_cat(quote(name.name), " must be ", name_of(name.type), " of ", name.rank,
-                                   " dimensions, not ", name_of(type_of(tensor.element)), " of ", tensor.rank));
+                                   " dimensions, not ", name_of(type_of(tensor.element)), " of ", tensor.rank,
+                                   ": convert or reshape the tensor"));
   }
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.size[i] < 1) {
       return Status::invalid(str_cat(quote(name.name), " has no elements (dimension ", i, " is ", tensor.size[i],
-                                     ") and must have one: indices are clamped to elements"));
+                                     ") and must have one: pass a tensor with elements"));
     }
   }
   return {};
@@ -68,13 +69,14 @@ Status check_values(const Signature& signature, const Values& values) {
   if (values.scalars.size() != signature.scalars.size() || values.tensors.size() != signature.tensors.size()) {
     return Status::invalid(str_cat("the expression was parsed with ", signature.scalars.size(), " scalars and ",
                                    signature.tensors.size(), " tensors, and ", values.scalars.size(), " and ",
-                                   values.tensors.size(), " are given"));
+                                   values.tensors.size(), " are given: pass as many as the expression has"));
   }
   for (size_t i = 0; i < values.scalars.size(); ++i) {
     const double value = values.scalars[i];
     const bool is_int = value >= INT32_MIN && value <= INT32_MAX && value == std::trunc(value);
     if (signature.scalars[i].type == Type::real || is_int) continue;
-    return Status::invalid(str_cat(quote(signature.scalars[i].name), " (", value, ") must be an integer of 32 bits"));
+    return Status::invalid(str_cat(quote(signature.scalars[i].name), " (", value,
+                                   ") must be an integer of 32 bits: pass a smaller or rounded number"));
   }
   for (size_t i = 0; i < values.tensors.size(); ++i) TANDEM_TRY(check_tensor(signature.tensors[i], values.tensors[i]));
   return {};

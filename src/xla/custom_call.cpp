@@ -67,11 +67,11 @@ Status read_number(std::string_view name, const XlaScalar& scalar, T* number) {
       integer = value_of<bool>(scalar) ? 1 : 0;
     } else {
       return Status::invalid(str_cat("attribute ", name, " (XLA type ", scalar.type,
-                                     ") must be an int32, an int64, or a float64 for a real number: convert it"));
+                                     ") must be an int32, an int64, or a float64: convert the number"));
     }
     if (sizeof(T) == 4 && static_cast<int32_t>(integer) != integer) {
       return Status::invalid(
-          str_cat("attribute ", name, " (", integer, ") must be an integer of at most 32 bits: pass a smaller one"));
+          str_cat("attribute ", name, " (", integer, ") must be an integer of at most 32 bits: pass a smaller number"));
     }
     *number = static_cast<T>(integer);
     return {};
@@ -105,8 +105,8 @@ Status CustomCall::read(const XlaFrame& frame) {
 }
 
 Status CustomCall::read_buffers(std::string_view names, const char* attribute, const XlaBuffers& buffers) {
-  const Status refusal =
-      Status::invalid(str_cat("attribute ", attribute, " must name each of the ", buffers.size, " buffers"));
+  const Status refusal = Status::invalid(
+      str_cat("attribute ", attribute, " must name each of the ", buffers.size, " buffers: add the missing names"));
   int64_t named = 0;
   for (; !names.empty(); ++named) {
     if (named == buffers.size) return refusal;
@@ -121,8 +121,9 @@ Status CustomCall::read_tensor(std::string_view name, const XlaBuffer& buffer) {
   if (name == "seed") return read_seed(buffer);
   const std::optional<tandem_dtype> dtype = dtype_of(buffer.type);
   if (!dtype) {
-    return Status::unsupported(str_cat(name, " (XLA type ", buffer.type,
-                                       ") must have 8, 16, 32 or 64 bits: bool, integer, float or bfloat16"));
+    return Status::unsupported(
+        str_cat(name, " (XLA type ", buffer.type,
+                ") must be bool, integer, float or bfloat16 of at most 64 bits: convert the array"));
   }
   tandem_tensor& tensor = tensors_.emplace_back();
   tensor = {buffer.data, device_, static_cast<int32_t>(buffer.rank), *dtype, buffer.dims, nullptr, 0};
@@ -134,7 +135,8 @@ Status CustomCall::read_tensor(std::string_view name, const XlaBuffer& buffer) {
 #include "problem/options.def"
   if (const auto captured = after("dscore_mod.", name)) return add_gradient(*captured, &tensor);
   Expression* expression = expression_of(name);
-  if (expression == nullptr) return Status::invalid(str_cat("buffer ", name, " must have the name of a tensor"));
+  if (expression == nullptr)
+    return Status::invalid(str_cat("buffer ", name, " must have the name of a tensor: correct the name"));
   names_.emplace_back(name.substr(name.find('.') + 1));
   expression->tensors.push_back({names_.back().c_str(), &tensor, nullptr});
   return {};

@@ -47,7 +47,7 @@ class Interface {
 
   Status ordinal(int32_t* ordinal) const {
     if (api_.struct_size < offsetof(XlaApi, ordinal) + sizeof api_.ordinal) {
-      return Status::unsupported("jaxlib (its XLA FFI does not report device ordinals) must be newer: upgrade jax");
+      return Status::unsupported("jaxlib (no device ordinals in its XLA FFI) must be newer: upgrade jax");
     }
     XlaOrdinal args{sizeof args, nullptr, context_, 0};
     TANDEM_TRY(status_of(api_.ordinal(&args)));

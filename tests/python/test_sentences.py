@@ -34,7 +34,7 @@ COMMON = {  # parameters of every flash_attn_func
     "sparse": (lambda f: f(Q.to_sparse(), K, V), TypeError, r"q \(sparse_coo\) must be a plain tensor"),
     "nested": (lambda f: f(torch.nested.nested_tensor([Q[0]]), K, V), TypeError, r"q \(nested\) must be a plain"),
     "no head_dim": (lambda f: f(Q[..., :0], K[..., :0], V), ValueError, r"q.head_dim \(0\) must be 1 to 512"),
-    "scale": (lambda f: f(Q, K, V, softmax_scale=float("inf")), ValueError, r"softmax_scale \(inf\) .*None means"),
+    "scale": (lambda f: f(Q, K, V, softmax_scale=float("inf")), ValueError, r"softmax_scale \(inf\) .*pass None for"),
     "word for a scale": (lambda f: f(Q, K, V, softmax_scale="a"), TypeError, r"softmax_scale \('a'\) must be a number"),
     "word for causal": (lambda f: f(Q, K, V, causal="yes"), ValueError, r"causal \('yes'\) must be True or False$"),
     "word for a cap": (lambda f: f(Q, K, V, softcap="a"), TypeError, r"softcap \('a'\) must be a number"),
@@ -67,7 +67,7 @@ OWN = {
     "sdpa numpy": (lambda: sdpa(*(x.numpy() for x in BHSD)), TypeError, r"query \(ndarray\) must be a torch tensor"),
     "sdpa mask": (
         lambda: sdpa(*BHSD, attn_mask=torch.ones(5, 7).bfloat16()),
-        ValueError, r"attn_mask.dtype \(bfloat16\).*an attn_mask is added in float32 or query's type",
+        ValueError, r"attn_mask.dtype \(bfloat16\).*convert the attn_mask to one of these types",
     ),
     "sdpa mask as array": (lambda: sdpa(*BHSD, attn_mask=np.ones((5, 7))), TypeError, r"attn_mask \(ndarray\) must be"),
     "sdpa types": (lambda: sdpa(BHSD[0], BHSD[1].half(), BHSD[2]), ValueError, r"key.dtype \(float16\)"),

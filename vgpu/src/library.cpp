@@ -18,11 +18,11 @@ Status guarded(Body&& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return {TANDEM_INTERNAL_ERROR, "the host is out of memory: free some or attend to fewer heads at once"};
+    return {TANDEM_INTERNAL_ERROR, "the host is out of memory: free memory, or split the call over heads"};
   } catch (const std::exception& error) {
     return {TANDEM_INTERNAL_ERROR, error.what()};
   } catch (...) {
-    return {TANDEM_INTERNAL_ERROR, "an unknown exception: please report it"};
+    return {TANDEM_INTERNAL_ERROR, "the library threw an unknown exception: report the call as a defect"};
   }
 }
 

@@ -14,8 +14,8 @@ constexpr int kInterfaceVersion = 12000;
 using GetProcAddress = CUresult (*)(const char* name, void** function, int version, uint64_t flags, int* found);
 
 Status no_driver(const std::string& library, const std::string& why) {
-  return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver, ", library, ", which cannot be loaded (",
-                                     why, "): install the driver, or choose device \"cpu\""));
+  return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver, and ", library, " cannot be loaded (", why,
+                                     "): install the driver, or choose device \"cpu\""));
 }
 
 Status check_initialised(const Api& api, CUresult result) {
@@ -61,12 +61,12 @@ Status load(const std::string& library, Api* api) {
     return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver for CUDA 12.0 or newer, and ", library,
                                        " is older: update it, or choose device \"cpu\""));
   }
-#define TANDEM_FIND(name, parameters)                                                                        \
-  {                                                                                                          \
-    void* address = nullptr;                                                                                 \
-    const CUresult result = find(#name, &address, kInterfaceVersion, 0, nullptr);                            \
-    if (result != kSuccess || address == nullptr) return no_driver(library, "it lacks the function " #name); \
-    api->name = reinterpret_cast<decltype(api->name)>(address);                                              \
+#define TANDEM_FIND(name, parameters)                                                                                 \
+  {                                                                                                                   \
+    void* address = nullptr;                                                                                          \
+    const CUresult result = find(#name, &address, kInterfaceVersion, 0, nullptr);                                     \
+    if (result != kSuccess || address == nullptr) return no_driver(library, "the library lacks the function " #name); \
+    api->name = reinterpret_cast<decltype(api->name)>(address);                                                       \
   }
   TANDEM_CUDA_FUNCTIONS(TANDEM_FIND)
 #undef TANDEM_FIND

@@ -325,7 +325,8 @@ Status parse_ordinal(std::string_view name, int* ordinal) {
   const std::string_view digits = name.substr(name.find(':') + 1);
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *ordinal);
   if (error == std::errc() && end == digits.data() + digits.size() && *ordinal >= 0) return {};
-  return Status::invalid(str_cat("device \"", name, "\" must be \"cuda\" or \"cuda:N\" with N counted from 0"));
+  return Status::invalid(
+      str_cat("device \"", name, "\" must be \"cuda\" or \"cuda:N\": write N as a number from 0 on"));
 }
 
 }  // namespace
@@ -341,7 +342,7 @@ Status open(std::string_view name, std::unique_ptr<Device>* device, const std::s
   TANDEM_TRY(api.check(api.cuDeviceGetCount(&count), "counting GPUs"));
   if (ordinal >= count) {
     return Status::unsupported(str_cat("device \"", name, "\" must be below \"cuda:", count, "\": the driver sees ",
-                                       count, count == 1 ? " GPU" : " GPUs"));
+                                       count, count == 1 ? " GPU" : " GPUs", "; choose one of them"));
   }
   TANDEM_TRY(api.check(api.cuDeviceGet(&owner->device, ordinal), "finding the GPU"));
   Properties properties;

@@ -36,12 +36,13 @@ TEST(VirtualLibrary, IsNotNeededToKnowItsNames) {
 }
 
 TEST(VirtualLibrary, ReportsWhereItWasSearched) {
-  refuses(nullptr, {"libtandem_vgpu.so.0", "/tests/unit/gpu/libtandem_vgpu.so.0", "install it", "TANDEM_VGPU_LIBRARY"});
+  refuses(nullptr, {"libtandem_vgpu.so.0", "/tests/unit/gpu/libtandem_vgpu.so.0", "install libtandem_vgpu.so.0 next to",
+                    "TANDEM_VGPU_LIBRARY"});
   refuses("/nowhere/libtandem_vgpu.so.0", {"/nowhere/libtandem_vgpu.so.0 cannot be loaded", "No such file"});
 }
 
 TEST(VirtualLibrary, OfAnotherKindOrVersionIsRefused) {
-  refuses(FAKE_CUDA, {FAKE_CUDA, "is not the virtual GPU's library"});
+  refuses(FAKE_CUDA, {FAKE_CUDA, "set TANDEM_VGPU_LIBRARY to the virtual GPU's library"});
   refuses(OTHER_VGPU, {OTHER_VGPU, "belongs to Tandem 9.9.9", gpu::kVirtualLibraryTag});
 }
 

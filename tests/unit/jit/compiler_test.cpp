@@ -73,7 +73,7 @@ TEST(Compiler, UnknownArchIsASentence) {
   const Status newer = compiler->compile({"k", "", "sm_120a", {}, Output::cubin}, {}, &code, &log);
   EXPECT_EQ(newer.code, TANDEM_NO_COMPILER);
   EXPECT_TRUE(says(newer, "NVRTC 13.7 (")) << newer.message;
-  EXPECT_TRUE(says(newer, ") does not know sm_120a: install a newer one: pip install")) << newer.message;
+  EXPECT_TRUE(says(newer, ") must support sm_120a: install a newer NVRTC: pip install")) << newer.message;
   EXPECT_EQ(compiler->compile({"k", "", "90a", {}, Output::cubin}, {}, &code, &log).code, TANDEM_INTERNAL_ERROR);
   EXPECT_EQ(compiler->compile({"k", "", "sm_x", {}, Output::cubin}, {}, &code, &log).code, TANDEM_INTERNAL_ERROR);
 }

@@ -45,7 +45,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 const ModRule kRules[] = {
     {"Size", [](ModCall& c) { c.score.size = 0; }, {"score_mod.size (0) must be sizeof(tandem_mod)"}},
-    {"TextNull", [](ModCall& c) { c.mask.text = nullptr; }, {"mask_mod.text (NULL) must be a text"}},
+    {"TextNull", [](ModCall& c) { c.mask.text = nullptr; }, {"mask_mod.text (NULL) must be an expression"}},
     {"TextEmpty", [](ModCall& c) { c.score.text = ""; }, {"score_mod: column 1", "an expression"}},
     {"Column",
      [](ModCall& c) { c.score.text = "score - slpoe[head]"; },
@@ -100,10 +100,10 @@ const ModRule kRules[] = {
      {"score_mod.slope.gradient.strides (0)", "overlap"}},
     {"GradientOfMask",
      [](ModCall& c) { c.mask_tensors[0].gradient = &c.dslope.handle; },
-     {"mask_mod.doc.gradient must be NULL: a mask"}},
+     {"mask_mod.doc.gradient must be NULL: pass NULL, because a mask"}},
     {"GradientOfInt",
      [](ModCall& c) { c.slope.make({4}, kI32); },
-     {"score_mod.slope.gradient must be NULL: only floats"}},
+     {"score_mod.slope.gradient must be NULL: pass NULL, because only tensors of floats"}},
     {"GradientHuge",
      [](ModCall& c) {
        for (auto* of : {&c.slope, &c.dslope}) {

@@ -45,7 +45,7 @@ const Rule rules[] = {
      {"diagonal_offsets must be NULL unless alignment (1) is TANDEM_EXPLICIT"}},
     {"DiagonalOffsetsLength", packed, forward,
      [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.cu_seqlens_q.handle; },
-     {"diagonal_offsets.length (3) must be 2: there is one offset per sequence"}},
+     {"diagonal_offsets.length (3) must be 2: expand the tensor to one offset per sequence"}},
     {"DiagonalOffsetsType", dense, forward, [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.sink.handle; },
      {"diagonal_offsets.dtype (float32) must be int32"}},
     {"BlocksAlone", dense, forward, [](Call& c) { c.args.kv_num_blocks = &c.seqused_q.handle; },
@@ -229,7 +229,7 @@ const Rule rules[] = {
     // Rules on shapes that must agree.
     {"BatchK", dense, forward, [](Call& c) { c.k.make({1, 5, 2, 8}, kF32); }, {"k.batch (1) must equal q.batch (2)"}},
     {"HeadDimK", dense, forward, [](Call& c) { c.k.make({2, 5, 2, 4}, kF32); },
-     {"k.head_dim (4) must equal q.head_dim (8): q k^T contracts over head_dim; pad or slice one of them"}},
+     {"k.head_dim (4) must equal q.head_dim (8): pad or slice one of the two tensors"}},
     {"HeadDimZero", dense, forward, [](Call& c) { c.q.make({2, 3, 4, 0}, kF32); }, {"q.head_dim (0) must be 1 to 512"}},
     {"HeadDimLarge", dense, forward, [](Call& c) { c.q.make({2, 3, 4, 513}, kF32); }, {"q.head_dim (513)"}},
     {"HeadDimVZero", dense, forward, [](Call& c) { c.v.make({2, 5, 2, 0}, kF32); }, {"v.head_dim (0) must be 1 to 512"}},

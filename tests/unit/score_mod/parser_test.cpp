@@ -120,30 +120,30 @@ TEST(Parser, refusals_name_the_column) {
   EXPECT_EQ(refusal("score 1"), "column 7: expected an operator or the end, found '1'");
   EXPECT_EQ(refusal("score ** 2"), "column 7: '**' is not an operator: write x * x, or exp2(y * log2(x))");
   EXPECT_EQ(refusal("slope[head"), "column 11: expected ',' or ']', found the end of the expression");
-  EXPECT_EQ(refusal("slope[head, 1]"), "column 1: 'slope' has 1 dimension, and 2 indices are given");
-  EXPECT_EQ(refusal("slope[1.5]"), "column 7: an index must be an int, not a float: convert it with int(...)");
+  EXPECT_EQ(refusal("slope[head, 1]"),
+            "column 1: 'slope' has 1 dimension, and 2 indices are given: write one index per dimension");
+  EXPECT_EQ(refusal("slope[1.5]"), "column 7: an index must be an int, not a float: convert the value with int(...)");
   EXPECT_EQ(refusal("score[1]"), "column 6: only a tensor has elements: use one index per dimension");
-  EXPECT_EQ(refusal("min(1)"), "column 1: 'min' takes 2 arguments, not 1");
+  EXPECT_EQ(refusal("min(1)"), "column 1: 'min' takes 2 arguments, not 1: correct the arguments");
   EXPECT_EQ(refusal("exp 1"), "column 5: expected '(', because 'exp' is a function, found '1'");
-  EXPECT_EQ(refusal("1 if score else 2"), "column 6: 'if' takes a bool, not a float: compare it, as in x != 0");
-  EXPECT_EQ(refusal("score & 1"), "column 7: '&' takes ints or bools, not a float: convert it with int(...)");
-  EXPECT_EQ(refusal("(k < q) + (k > q)"),
-            "column 9: '+' takes numbers, not two bools: use 'and' or 'or', or convert them with int(...)");
+  EXPECT_EQ(refusal("1 if score else 2"), "column 6: 'if' takes a bool, not a float: compare the value, as in x != 0");
+  EXPECT_EQ(refusal("score & 1"), "column 7: '&' takes ints or bools, not a float: convert the value with int(...)");
+  EXPECT_EQ(refusal("(k < q) + (k > q)"), "column 9: '+' takes numbers, not two bools: use 'and' or 'or', or int(...)");
   EXPECT_EQ(refusal("k < q"), "column 1: a score_mod must return a float, not a bool: write select(..., score, -inf)");
   EXPECT_EQ(refusal("k - q", Signature::Result::mask),
-            "column 1: a mask_mod must return a bool, not an int: compare it");
+            "column 1: a mask_mod must return a bool, not an int: compare the value");
   EXPECT_EQ(refusal("score > 0", Signature::Result::mask),
             "column 1: score must not be used in a mask_mod: masks are evaluated before scores");
-  EXPECT_EQ(refusal("q = 1; q"), "column 1: 'q' is defined already: assign to another name");
-  EXPECT_EQ(refusal("2147483648"),
-            "column 1: '2147483648' does not fit an int, which has 32 bits: write it with a point for a float, or in "
-            "hexadecimal for its bits");
-  EXPECT_EQ(refusal("1e60"), "column 1: '1e60' is not in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
-  EXPECT_EQ(refusal("1e-999"), "column 1: '1e-999' is not in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
-  EXPECT_EQ(refusal("0x"), "column 1: '0x' must be a hexadecimal number of at most 32 bits");
+  EXPECT_EQ(refusal("q = 1; q"), "column 1: 'q' must be defined once: assign to another name");
+  EXPECT_EQ(
+      refusal("2147483648"),
+      "column 1: '2147483648' must fit an int of 32 bits: write a float with a point, or the bits in hexadecimal");
+  EXPECT_EQ(refusal("1e60"), "column 1: '1e60' must be in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
+  EXPECT_EQ(refusal("1e-999"), "column 1: '1e-999' must be in the range of float32, 1.4e-45 to 3.4e38: write inf or 0");
+  EXPECT_EQ(refusal("0x"), "column 1: '0x' must be a hexadecimal number of at most 32 bits: correct the digits");
   EXPECT_EQ(refusal("3x"),
             "column 2: '3' is a number, and 'x' must not follow it: put a space or an operator between them");
-  EXPECT_EQ(refusal("score \xff"), "column 7: '?' must not be used here");
+  EXPECT_EQ(refusal("score \xff"), "column 7: '?' must not be used here: remove this character");
 }
 
 TEST(Parser, is_bounded) {
@@ -153,11 +153,12 @@ TEST(Parser, is_bounded) {
     return text;
   };
   for (const char* part : {"(", "-", "not ", "abs(", "slope[", "1 if on else ", "!"}) {
-    EXPECT_NE(refusal(repeated(part, 5000 / static_cast<int>(std::string(part).size()))).find("nested in more than 64"),
+    EXPECT_NE(refusal(repeated(part, 5000 / static_cast<int>(std::string(part).size()))).find("nested in at most 64"),
               std::string::npos)
         << part;
   }
-  EXPECT_EQ(refusal(std::string(16385, ' ')), "an expression must have at most 16384 bytes, not 16385");
+  EXPECT_EQ(refusal(std::string(16385, ' ')),
+            "an expression must have at most 16384 bytes, not 16385: shorten the expression");
   std::string many = "x = score;";
   for (int i = 0; i < 1100; ++i) many += "x=x*x+q;";
   EXPECT_NE(refusal(many + "x").find("at most 2048 operations"), std::string::npos);
@@ -178,7 +179,7 @@ TEST(Parser, names_must_be_names) {
   EXPECT_EQ(with({{"a", Type::real}}, {{"a", Type::real, 1}}), "the name 'a' must be unique: rename one of the two");
   EXPECT_EQ(with({{"1a", Type::real}}),
             "the name '1a' must be letters, digits and '_', no digit first, and at most 64 of them: choose another");
-  EXPECT_EQ(with({}, {{"a", Type::real, 5}}), "'a' has 5 dimensions and must have 0 to 4");
+  EXPECT_EQ(with({}, {{"a", Type::real, 5}}), "'a' has 5 dimensions and must have 0 to 4: reshape the tensor");
 }
 
 TEST(Values, must_be_those_of_the_text) {
@@ -186,11 +187,13 @@ TEST(Values, must_be_those_of_the_text) {
   EXPECT_TRUE(check_values(signature(), bound.values).ok());
   bound.values.tensors[0].size[0] = 0;
   EXPECT_EQ(check_values(signature(), bound.values).message,
-            "'slope' has no elements (dimension 0 is 0) and must have one: indices are clamped to elements");
+            "'slope' has no elements (dimension 0 is 0) and must have one: pass a tensor with elements");
   bound.values.tensors[0].rank = 2;
-  EXPECT_EQ(check_values(signature(), bound.values).message, "'slope' must be float of 1 dimensions, not float of 2");
+  EXPECT_EQ(check_values(signature(), bound.values).message,
+            "'slope' must be float of 1 dimensions, not float of 2: convert or reshape the tensor");
   bound.values.scalars[1] = 0.5;
-  EXPECT_EQ(check_values(signature(), bound.values).message, "'n' (0.5) must be an integer of 32 bits");
+  EXPECT_EQ(check_values(signature(), bound.values).message,
+            "'n' (0.5) must be an integer of 32 bits: pass a smaller or rounded number");
 }
 
 }  // namespace

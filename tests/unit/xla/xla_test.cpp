@@ -241,7 +241,7 @@ TEST_F(XlaOnCpu, GradientsOfMissingTensorsAreRefused) {
 
 TEST_F(XlaOnCpu, OtherTypesOfBuffersAreRefused) {
   frame.input("q", 20, q.values.data(), q.dims);  // float8_e4m3fn
-  refused("q (XLA type 20) must have 8, 16, 32 or 64 bits", kXlaUnimplemented);
+  refused("q (XLA type 20) must be bool, integer, float or bfloat16", kXlaUnimplemented);
 }
 
 TEST_F(XlaOnCpu, RegistrationReadsTheVersion) {

@@ -129,14 +129,16 @@ uint32_t swizzled(gpu::Swizzle swizzle, uint32_t address) {
 Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
   const gpu::TensorMapSpec& map = copy.map;
   if (map.rank != rank)
-    return Status::invalid(str_cat("the tensor map has rank ", map.rank, ", the instruction ", rank));
+    return Status::invalid(
+        str_cat("the tensor map has rank ", map.rank, ", but the instruction has rank ", rank, ": use equal ranks"));
   if (copy.mode == BoxMode::rows4 && (rank != 2 || map.box[1] != 1))
     return Status::invalid(str_cat("gather4 and scatter4 need a tensor map of rank 2 (", map.rank,
-                                   ") whose box has one row (", map.box[1], ")"));
+                                   ") whose box has one row (", map.box[1], "): encode such a map"));
   const bool padded = packed_bytes(map) != kChunk;
   if (padded && copy.coordinates[0] % 128 != 0)
     return Status::invalid(str_cat("the first coordinate of a tensor copy (", copy.coordinates[0],
-                                   ") must be a multiple of 128 in type ", name_of(map.type)));
+                                   ") must be a multiple of 128 in type ", name_of(map.type),
+                                   ": align the coordinate"));
   if (map.type == gpu::TensorType::u4_align16 && !is_load)
     return Status::invalid("tensors of type u4_align16 must not be stored: use another type");
   if (map.type == gpu::TensorType::u6_align16 && is_load && map.swizzle == gpu::Swizzle::b128_atom_64b)
@@ -145,16 +147,16 @@ Status check(const BoxCopy& copy, int32_t rank, bool is_load) {
   const int64_t first = int64_t{copy.coordinates[0]} * global_bits(map.type) / 8;
   if (first % 16 != 0 || int64_t{copy.coordinates[0]} * global_bits(map.type) % 8 != 0)
     return Status::invalid(str_cat("the first coordinate of a tensor copy (", copy.coordinates[0], ", ", first,
-                                   " bytes) must be a multiple of 16 bytes: a GPU reports an illegal instruction"));
+                                   " bytes) must be a multiple of 16 bytes: align the coordinate"));
   for (int32_t i = 0; !is_load && i < rank && copy.mode == BoxMode::tile; ++i) {
     if (copy.coordinates[i] < 0)
       return Status::invalid(str_cat("coordinate ", i, " of a tensor store (", copy.coordinates[i],
-                                     ") must not be negative: a GPU reports an illegal instruction"));
+                                     ") must not be negative: begin the box within the tensor"));
   }
   // The swizzle's pattern follows the absolute address, so that the image need be aligned only to 128 bytes.
   if (copy.shared % 128 != 0)
-    return Status::invalid(
-        str_cat("the shared address of a tensor copy (", copy.shared, ") must be a multiple of 128"));
+    return Status::invalid(str_cat("the shared address of a tensor copy (", copy.shared,
+                                   ") must be a multiple of 128: align the address"));
   return {};
 }
 
@@ -173,8 +175,8 @@ Status check_reduction(Reduction reduction, gpu::TensorType type) {
     default: exists = wide; break;
   }
   if (!exists)
-    return Status::invalid(
-        str_cat("no reduction .", names[static_cast<int>(reduction)], " of elements of ", name_of(type)));
+    return Status::invalid(str_cat("a reduction .", names[static_cast<int>(reduction)],
+                                   " must have a supported type, not ", name_of(type), ": use another type"));
   return {};
 }
 

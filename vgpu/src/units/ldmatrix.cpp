@@ -77,26 +77,26 @@ int registers_of_matrix(const MatrixAccess& access) { return is_16x16(access.sha
 Status check_count(const MatrixAccess& access, int most) {
   const int n = access.count;
   if ((n == 1 || n == 2 || n == 4) && n <= most) return {};
-  return Status::invalid(
-      str_cat("ldmatrix and stmatrix of this shape move 1, 2", most == 4 ? ", or 4" : "", " matrices, not ", n));
+  return Status::invalid(str_cat("ldmatrix and stmatrix of this shape move 1, 2", most == 4 ? ", or 4" : "",
+                                 " matrices, not ", n, ": correct .x", n));
 }
 
 }  // namespace
 
 Status check_load(const MatrixAccess& access) {
-  if (access.shape == Shape::m16n8_b8) return Status::invalid("ldmatrix has no shape m16n8");
+  if (access.shape == Shape::m16n8_b8) return Status::invalid("ldmatrix has no shape m16n8: use m8n8, m16n16 or m8n16");
   const bool square = is_16x16(access.shape);
-  if (square && !access.transpose) return Status::invalid("ldmatrix of shape m16n16 must be transposed (.trans)");
+  if (square && !access.transpose) return Status::invalid("ldmatrix of shape m16n16 must be transposed: add .trans");
   if (!square && access.shape != Shape::m8n8_b16 && access.transpose)
-    return Status::invalid("ldmatrix of shape m8n16 cannot be transposed");
+    return Status::invalid("ldmatrix of shape m8n16 must not be transposed: remove .trans");
   return check_count(access, square ? 2 : 4);
 }
 
 Status check_store(const MatrixAccess& access) {
   if (access.shape != Shape::m8n8_b16 && access.shape != Shape::m16n8_b8)
-    return Status::invalid("stmatrix has the shapes m8n8 of 16 bits and m16n8 of 8 bits only");
+    return Status::invalid("stmatrix must have shape m8n8 of 16 bits or m16n8 of 8 bits: use one of them");
   if (access.shape == Shape::m16n8_b8 && !access.transpose)
-    return Status::invalid("stmatrix of shape m16n8 must be transposed (.trans)");
+    return Status::invalid("stmatrix of shape m16n8 must be transposed: add .trans");
   return check_count(access, 4);
 }
 

@@ -90,7 +90,7 @@ Status decode_common(uint64_t bits, uint64_t reserved, uint64_t constant, const 
   if ((bits & reserved) != constant) {
     const int bit = std::countr_zero((bits & reserved) ^ constant);
     return Status::invalid(str_cat("bit ", bit, " of a ", what, " shared memory descriptor must be ",
-                                   constant >> bit & 1, ": it belongs to no field"));
+                                   constant >> bit & 1, ": correct the descriptor"));
   }
   d->start = field(bits, 0);
   d->leading = field(bits, 16);
@@ -142,7 +142,8 @@ Status decode_wgmma(uint64_t bits, MatrixDescriptor* descriptor) {
 Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor) {
   if ((bits >> 52 & 1) != 0)
     return Status::unsupported(
-        "bit 52 of a tcgen05 shared memory descriptor (absolute leading address, of sm_103a) is not modelled");
+        "bit 52 of a tcgen05 shared memory descriptor (absolute leading address, of sm_103a) must be 0: use the "
+        "relative leading offset");
   TANDEM_TRY(decode_common(bits, 0x1fe1c000c000c000, uint64_t{1} << 46, "tcgen05", descriptor));
   switch (bits >> 61) {
     case 0: descriptor->swizzle = MatrixSwizzle::none; return {};
@@ -152,8 +153,7 @@ Status decode_tcgen05(uint64_t bits, MatrixDescriptor* descriptor) {
     case 6: descriptor->swizzle = MatrixSwizzle::b32; return {};
     default:
       return Status::invalid(str_cat("swizzle mode ", bits >> 61,
-                                     " of a tcgen05 shared memory descriptor does not exist: it is 0, "
-                                     "1, 2, 4 or 6"));
+                                     " of a tcgen05 shared memory descriptor does not exist: use 0, 1, 2, 4 or 6"));
   }
 }
 
@@ -162,11 +162,12 @@ Status check(const MatrixTile& tile, uint32_t window_bytes) {
   const int bits = bits_of(tile.format);
   const bool atoms_of_32 = d.swizzle == MatrixSwizzle::b128_atom_32b;
   if (tile.mn_major && bits < 8)
-    return Status::invalid(str_cat("a matrix of ", name_of(tile.format), " in shared memory must be K-major"));
+    return Status::invalid(
+        str_cat("a matrix of ", name_of(tile.format), " in shared memory must be K-major: transpose the matrix"));
   if (tile.mn_major && (bits == 32) != atoms_of_32)
     return Status::invalid(str_cat("an MN-major matrix of ", name_of(tile.format), " cannot have the ",
                                    name_of(d.swizzle),
-                                   bits == 32 ? ": elements of 32 bits need the swizzle of 32-byte atoms" : ""));
+                                   bits == 32 ? ": use the swizzle of 32-byte atoms" : ": use another swizzle"));
   const Chunks chunks = chunks_of(tile);
   // A swizzle stays inside lines of 128 bytes.
   const uint32_t last = chunk_address(d, tile.mn_major, chunks.along - 1, chunks.across - 1);
@@ -176,10 +177,10 @@ Status check(const MatrixTile& tile, uint32_t window_bytes) {
     for (int j = 0; j < chunks.across; ++j)
       end = std::max(end, swizzled(d, chunk_address(d, tile.mn_major, i, j)) + chunks.bytes);
   if (end > window_bytes)
-    return Status::invalid(str_cat("a matrix of ", tile.mn, " x ", tile.k, " ", name_of(tile.format),
-                                   " that begins at shared ", d.start, " (leading offset ", d.leading, ", stride ",
-                                   d.stride, ", ", name_of(d.swizzle), ") ends at ", end,
-                                   ", beyond the block's shared memory (", window_bytes, ")"));
+    return Status::invalid(
+        str_cat("a matrix of ", tile.mn, " x ", tile.k, " ", name_of(tile.format), " that begins at shared ", d.start,
+                " (leading offset ", d.leading, ", stride ", d.stride, ", ", name_of(d.swizzle), ") ends at ", end,
+                ", beyond the block's shared memory (", window_bytes, "): correct the address or the offsets"));
   return {};
 }
 

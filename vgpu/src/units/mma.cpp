@@ -81,11 +81,12 @@ int sum_registers(const MmaForm& form, Sum sum) {
 
 Status check(const MmaForm& form) {
   if (!types_exist(form))
-    return Status::unsupported(
-        str_cat("mma of ", name_of(form.a), " and ", name_of(form.b), " with these types of C and D"));
+    return Status::unsupported(str_cat("mma of ", name_of(form.a), " and ", name_of(form.b),
+                                       " does not exist with these types of C and D: use other types"));
   if (form.n != kN || !shape_exists(form))
-    return Status::unsupported(str_cat("mma of shape m", form.m, "n", form.n, "k", form.k, " with these types"));
-  if (form.saturate && !is_integer(form)) return Status::invalid("mma saturates integers only");
+    return Status::unsupported(str_cat("mma of shape m", form.m, "n", form.n, "k", form.k,
+                                       " does not exist with these types: use another shape"));
+  if (form.saturate && !is_integer(form)) return Status::invalid("mma saturates integers only: remove .satfinite");
   return {};
 }
 

@@ -26,7 +26,8 @@ Status format_of(TmmaKind kind, uint32_t code, const char* which, Format* format
       return Status{};
     }
     return Status::invalid(str_cat("type ", code, " of ", which,
-                                   " in the instruction descriptor does not exist for kind::", name_of(kind)));
+                                   " in the instruction descriptor does not exist for kind::", name_of(kind),
+                                   ": correct the type"));
   };
   switch (kind) {
     case TmmaKind::f16: return choose({Format::f16, Format::bf16}, {0, 1});
@@ -49,7 +50,7 @@ Status decode_d(uint32_t word, Tmma* mma) {
     exists = (kind == TmmaKind::f16 && mma->a == Format::f16 && mma->b == Format::f16) || kind == TmmaKind::f8f6f4;
   if (!exists)
     return Status::invalid(str_cat("type ", code, " of D in the instruction descriptor does not exist for kind::",
-                                   name_of(kind), " with A of ", name_of(mma->a)));
+                                   name_of(kind), " with A of ", name_of(mma->a), ": correct the type"));
   mma->d = sums[code];
   return {};
 }
@@ -60,18 +61,21 @@ Status decode_plain(uint32_t word, Tmma* mma) {
   mma->saturate = field(word, 3, 1) != 0;
   mma->m = static_cast<int32_t>(field(word, 24, 5)) * 16;
   if (mma->saturate && form.kind != TmmaKind::i8)
-    return Status::invalid("bit 3 of the instruction descriptor (saturate) is kind::i8's alone");
+    return Status::invalid(
+        "bit 3 of the instruction descriptor (saturate) must be 0 except for kind::i8: clear the bit");
   if (form.kind == TmmaKind::i8 && (mma->negate_a || mma->negate_b))
-    return Status::invalid("bits 13 and 14 of the instruction descriptor (negate) do not exist for kind::i8");
+    return Status::invalid(
+        "bits 13 and 14 of the instruction descriptor (negate) must be 0 for kind::i8: clear the bits");
   if (field(word, 6, 1) != 0 || field(word, 23, 1) != 0 || field(word, 29, 1) != 0)
-    return Status::invalid("bits 6, 23 and 29 of the instruction descriptor must be 0");
+    return Status::invalid("bits 6, 23 and 29 of the instruction descriptor must be 0: clear the bits");
   const uint32_t shift = field(word, 30, 2);
   if (shift != 0 && !form.ws)
-    return Status::invalid("bits 30 and 31 of the instruction descriptor (maximum shift of B) exist for .ws only");
+    return Status::invalid(
+        "bits 30 and 31 of the instruction descriptor (maximum shift of B) must be 0 without .ws: clear the bits");
   constexpr int32_t shifts[] = {0, 8, 16, 32};
   if (mma->b_shift > shifts[shift])
     return Status::invalid(str_cat("the zero-column mask shifts B by ", mma->b_shift,
-                                   ", the instruction descriptor allows ", shifts[shift]));
+                                   ", but the instruction descriptor allows ", shifts[shift], ": use equal shifts"));
   return {};
 }
 
@@ -80,20 +84,23 @@ Status decode_scaled(uint32_t word, Tmma* mma) {
   mma->d = Sum::f32;
   mma->m = static_cast<int32_t>(field(word, 27, 2)) * 128;
   if (field(word, 0, 2) != 0 || field(word, 3, 1) != 0 || field(word, 6, 1) != 0 || field(word, 24, 3) != 0)
-    return Status::invalid(
-        str_cat("bits 0, 1, 3, 6 and 24 to 26 of the instruction descriptor must be 0 for kind::", name_of(form.kind)));
+    return Status::invalid(str_cat("bits 0, 1, 3, 6 and 24 to 26 of the instruction descriptor must be 0 for kind::",
+                                   name_of(form.kind), ": clear the bits"));
   if (field(word, 31, 1) != 0)
-    return Status::unsupported("bit 31 of the instruction descriptor (K = 96, of sm_103a) is not modelled");
+    return Status::unsupported("bit 31 of the instruction descriptor (K = 96, of sm_103a) must be 0: use K = 64");
   mma->scale_format = field(word, 23, 1) != 0 ? Format::ue8m0 : Format::ue4m3;
   mma->scale_b_id = static_cast<int32_t>(field(word, 4, 2));
   mma->scale_a_id = static_cast<int32_t>(field(word, 29, 2));
   const int per_row = mma->k / mma->scale_block;
   if (mma->scale_format == Format::ue4m3 && (form.kind != TmmaKind::mxf4nvf4 || per_row != 4))
-    return Status::invalid("scale factors of type ue4m3 (bit 23 clear) need kind::mxf4nvf4 with scale_vec::4X");
+    return Status::invalid(
+        "scale factors of type ue4m3 (bit 23 clear) need kind::mxf4nvf4 with scale_vec::4X: set bit 23 or use this "
+        "kind");
   // A word of tensor memory holds four scale factors. The factors of a row must not straddle it.
   if (mma->scale_a_id % per_row != 0 || mma->scale_b_id % per_row != 0)
     return Status::invalid(str_cat("scale factor ids (", mma->scale_a_id, ", ", mma->scale_b_id,
-                                   ") must be multiples of ", per_row, ", the factors of a row"));
+                                   ") must be multiples of ", per_row,
+                                   ", the number of factors per row: correct the ids"));
   return {};
 }
 
@@ -101,7 +108,7 @@ Status decode_scaled(uint32_t word, Tmma* mma) {
 // many parts as D has column blocks.
 Status decode_zero_columns(uint64_t word, Tmma* mma) {
   if (word == 0) return {};
-  if (!mma->form.ws) return Status::invalid("only tcgen05.mma.ws has a zero-column mask");
+  if (!mma->form.ws) return Status::invalid("only tcgen05.mma.ws has a zero-column mask: remove the mask");
   mma->b_shift = static_cast<int32_t>(word >> 56 & 0x3f);
   if ((word >> 39 & 1) == 0) return {};
   const int parts = mma->m == 128 ? 1 : mma->m == 64 ? 2 : 4;
@@ -140,25 +147,26 @@ int32_t n_step(const Tmma& mma) {
 Status check_shape(const Tmma& mma) {
   const char* const group = mma.form.ws ? ".ws" : mma.form.group == 2 ? "cta_group::2" : "cta_group::1";
   if (!m_exists(mma))
-    return Status::invalid(
-        str_cat("M = ", mma.m, " does not exist for tcgen05.mma kind::", name_of(mma.form.kind), " with ", group));
+    return Status::invalid(str_cat("M = ", mma.m, " does not exist for tcgen05.mma kind::", name_of(mma.form.kind),
+                                   " with ", group, ": use another M"));
   const int32_t step = n_step(mma), n = mma.n;
   const bool exists = step == 0 ? n == 64 || n == 128 || n == 256 : n >= step && n <= 256 && n % step == 0;
   if (!exists)
-    return Status::invalid(
-        str_cat("N = ", n, " does not exist for tcgen05.mma kind::", name_of(mma.form.kind), " with ", group,
-                step == 0 ? std::string(": 64, 128 or 256") : str_cat(": ", step, " to 256 in steps of ", step)));
-  if (mma.form.shift_a && mma.m < 128) return Status::invalid(str_cat(".ashift needs M = 128 or 256, not ", mma.m));
+    return Status::invalid(str_cat(
+        "N = ", n, " does not exist for tcgen05.mma kind::", name_of(mma.form.kind), " with ", group,
+        step == 0 ? std::string(": use 64, 128 or 256") : str_cat(": use ", step, " to 256 in steps of ", step)));
+  if (mma.form.shift_a && mma.m < 128)
+    return Status::invalid(str_cat(".ashift needs M = 128 or 256, not ", mma.m, ": remove .ashift"));
   return {};
 }
 
 Status check_cells(const char* which, int lane, int column, int columns, int lane_step) {
   if (lane % lane_step != 0 || lane > (lane_step == 16 ? 16 : 0))
-    return Status::invalid(
-        str_cat("lane ", lane, " of ", which, " in tensor memory must be 0", lane_step == 16 ? " or 16" : ""));
+    return Status::invalid(str_cat("lane ", lane, " of ", which, " in tensor memory must be 0",
+                                   lane_step == 16 ? " or 16" : "", ": correct the address"));
   if (column + columns > kTmemColumns)
     return Status::invalid(str_cat(which, " in columns ", column, " to ", column + columns - 1,
-                                   " ends beyond tensor memory, which has ", kTmemColumns));
+                                   " ends beyond tensor memory of ", kTmemColumns, " columns: correct the address"));
   return {};
 }
 
@@ -167,12 +175,13 @@ Status check_tensor_memory(const Tmma& mma) {
   const int d_lane = static_cast<int>(o.d >> 16), step = is_half_datapath(mma) ? 16 : kTmemLanes;
   TANDEM_TRY(check_cells("D", d_lane, static_cast<int>(o.d & 0xffff), d_columns(mma), step));
   if (mma.form.a_in_tmem) {
-    if (o.a >> 32 != 0) return Status::invalid("the address of A in tensor memory has 32 bits");
+    if (o.a >> 32 != 0)
+      return Status::invalid("the address of A in tensor memory must fit into 32 bits: clear the upper bits");
     const int a_lane = static_cast<int>(o.a >> 16);
     TANDEM_TRY(check_cells("A", a_lane, static_cast<int>(o.a & 0xffff), kAColumns, step));
     if (a_lane != d_lane)
-      return Status::invalid(
-          str_cat("A (lane ", a_lane, ") and D (lane ", d_lane, ") must begin in the same lane of tensor memory"));
+      return Status::invalid(str_cat("A (lane ", a_lane, ") and D (lane ", d_lane,
+                                     ") must begin in the same lane of tensor memory: correct one address"));
   }
   if (mma.scale_block == 0) return {};
   TANDEM_TRY(check_cells("scale factors of A", static_cast<int>(o.scale_a >> 16 & 0x3fff),
@@ -192,7 +201,7 @@ Status decode_tiles(uint32_t window_bytes, Tmma* mma) {
   TANDEM_TRY(check(b, window_bytes));
   if (mma->form.a_in_tmem) {
     if (mma->a_mn_major)
-      return Status::invalid("A in tensor memory cannot be transposed (bit 15 of the instruction descriptor)");
+      return Status::invalid("A in tensor memory cannot be transposed: clear bit 15 of the instruction descriptor");
     return {};
   }
   MatrixTile& a = mma->a_tile;
@@ -213,11 +222,13 @@ int32_t scale_block_of(const TmmaForm& form) {
 }  // namespace
 
 Status check(const TmmaForm& form) {
-  if (form.group != 1 && form.group != 2) return Status::invalid(str_cat("cta_group::", form.group, " does not exist"));
+  if (form.group != 1 && form.group != 2)
+    return Status::invalid(str_cat("cta_group::", form.group, " does not exist: use 1 or 2"));
   if (form.ws && (form.group != 1 || is_scaled(form.kind)))
-    return Status::invalid(str_cat("tcgen05.mma.ws exists with cta_group::1 and without block scaling only"));
+    return Status::invalid(
+        str_cat("tcgen05.mma.ws exists with cta_group::1 and without block scaling only: remove .ws"));
   if (form.shift_a && (!form.a_in_tmem || form.ws || is_scaled(form.kind)))
-    return Status::invalid(".ashift needs A in tensor memory, and neither .ws nor block scaling");
+    return Status::invalid(".ashift needs A in tensor memory, and neither .ws nor block scaling: remove .ashift");
   const int32_t v = form.scale_vector;
   bool exists = v == 0;
   switch (form.kind) {
@@ -227,7 +238,8 @@ Status check(const TmmaForm& form) {
     default: break;
   }
   if (!exists)
-    return Status::invalid(str_cat("scale vector ", v, " does not exist for tcgen05.mma kind::", name_of(form.kind)));
+    return Status::invalid(str_cat("scale vector ", v, " does not exist for tcgen05.mma kind::", name_of(form.kind),
+                                   ": use another size"));
   return {};
 }
 
@@ -238,7 +250,7 @@ Status decode(const TmmaForm& form, const TmmaOperands& operands, uint32_t windo
   mma->operands = operands;
   const uint32_t word = operands.instruction;
   if (field(word, 2, 1) != 0)
-    return Status::unsupported("bit 2 of the instruction descriptor: sparse A is not modelled");
+    return Status::unsupported("bit 2 of the instruction descriptor (sparse A) must be 0: use a dense A");
   TANDEM_TRY(format_of(form.kind, field(word, 7, 3), "A", &mma->a));
   TANDEM_TRY(format_of(form.kind, field(word, 10, 3), "B", &mma->b));
   mma->negate_a = field(word, 13, 1) != 0;
@@ -258,7 +270,8 @@ Status decode(const TmmaForm& form, const TmmaOperands& operands, uint32_t windo
     TANDEM_TRY(decode_plain(word, mma));
   }
   if (operands.scale_d > 15 || (operands.scale_d != 0 && form.kind != TmmaKind::f16 && form.kind != TmmaKind::tf32))
-    return Status::invalid(str_cat("scale-input-d (", operands.scale_d, ") must be 0 to 15, of kinds f16 and tf32"));
+    return Status::invalid(str_cat("scale-input-d (", operands.scale_d,
+                                   ") must be 0 to 15, and the kind f16 or tf32: correct one of the two"));
   TANDEM_TRY(check_shape(*mma));
   TANDEM_TRY(decode_tiles(window_bytes, mma));
   return check_tensor_memory(*mma);

@@ -49,15 +49,17 @@ uint32_t span_of(gpu::Swizzle swizzle) {
 
 Status check_dimension(const gpu::TensorMapSpec& spec, int32_t i) {
   if (spec.dims[i] == 0 || spec.dims[i] > uint64_t{1} << 32)
-    return Status::invalid(str_cat("tensor map: size of dimension ", i, " (", spec.dims[i], ") must be 1 to 2^32"));
+    return Status::invalid(
+        str_cat("tensor map: size of dimension ", i, " (", spec.dims[i], ") must be 1 to 2^32: correct the size"));
   if (i > 0 && (spec.byte_strides[i] % 16 != 0 || spec.byte_strides[i] >= uint64_t{1} << 40))
     return Status::invalid(str_cat("tensor map: byte stride of dimension ", i, " (", spec.byte_strides[i],
-                                   ") must be a multiple of 16 below 2^40"));
+                                   ") must be a multiple of 16 below 2^40: pad the rows"));
   if (spec.box[i] == 0 || spec.box[i] > 256)
-    return Status::invalid(str_cat("tensor map: box of dimension ", i, " (", spec.box[i], ") must be 1 to 256"));
-  if (i > 0 && (spec.element_strides[i] == 0 || spec.element_strides[i] > 8))
     return Status::invalid(
-        str_cat("tensor map: element stride of dimension ", i, " (", spec.element_strides[i], ") must be 1 to 8"));
+        str_cat("tensor map: box of dimension ", i, " (", spec.box[i], ") must be 1 to 256: use a smaller box"));
+  if (i > 0 && (spec.element_strides[i] == 0 || spec.element_strides[i] > 8))
+    return Status::invalid(str_cat("tensor map: element stride of dimension ", i, " (", spec.element_strides[i],
+                                   ") must be 1 to 8: correct the stride"));
   return {};
 }
 
@@ -65,10 +67,10 @@ Status check_box_row(const gpu::TensorMapSpec& spec) {
   const uint32_t bytes = spec.box[0] * static_cast<uint32_t>(shared_bits(spec.type)) / 8, span = span_of(spec.swizzle);
   if (bytes % 16 != 0)
     return Status::invalid(str_cat("tensor map: box of dimension 0 (", spec.box[0], " elements of ", name_of(spec.type),
-                                   ", ", bytes, " bytes) must be a multiple of 16 bytes"));
+                                   ", ", bytes, " bytes) must be a multiple of 16 bytes: use a wider box"));
   if (span != 0 && bytes > span)
     return Status::invalid(str_cat("tensor map: box of dimension 0 (", bytes, " bytes) must fit into the swizzle of ",
-                                   span, " bytes; choose a narrower box or a wider swizzle"));
+                                   span, " bytes: choose a narrower box or a wider swizzle"));
   return {};
 }
 
@@ -76,17 +78,20 @@ Status check_box_row(const gpu::TensorMapSpec& spec) {
 Status check_packed(const gpu::TensorMapSpec& spec) {
   const std::string type = name_of(spec.type);
   if (spec.type == gpu::TensorType::u4_align8 && spec.dims[0] % 2 != 0)
-    return Status::invalid(str_cat("tensor map: size of dimension 0 (", spec.dims[0], ") must be even in type ", type));
+    return Status::invalid(
+        str_cat("tensor map: size of dimension 0 (", spec.dims[0], ") must be even in type ", type, ": pad the rows"));
   if (!is_padded(spec.type)) return {};
   if (std::bit_cast<uintptr_t>(spec.address) % 32 != 0)
-    return Status::invalid(str_cat("tensor map: the address must be a multiple of 32 in type ", type));
+    return Status::invalid(
+        str_cat("tensor map: the address must be a multiple of 32 in type ", type, ": align the tensor"));
   if (spec.dims[0] % 128 != 0 || spec.box[0] != 128)
     return Status::invalid(str_cat("tensor map: size of dimension 0 (", spec.dims[0],
-                                   ") must be a multiple of 128, and its box (", spec.box[0], ") 128, in type ", type));
+                                   ") must be a multiple of 128, and its box (", spec.box[0], ") 128, in type ", type,
+                                   ": pad the rows"));
   for (int32_t i = 1; i < spec.rank; ++i)
     if (spec.byte_strides[i] % 32 != 0)
       return Status::invalid(str_cat("tensor map: byte stride of dimension ", i, " (", spec.byte_strides[i],
-                                     ") must be a multiple of 32 in type ", type));
+                                     ") must be a multiple of 32 in type ", type, ": pad the rows"));
   using enum gpu::Swizzle;
   const bool served = spec.swizzle == none || spec.swizzle == b128 || spec.swizzle == b128_atom_32b ||
                       (spec.swizzle == b128_atom_64b && spec.type == gpu::TensorType::u6_align16);
@@ -104,23 +109,26 @@ bool is_zero(const void* map) {
 Status check(const gpu::TensorMapSpec& spec) {
   const auto type = static_cast<int32_t>(spec.type), swizzle = static_cast<int32_t>(spec.swizzle);
   if (type < 0 || type >= kTypes)
-    return Status::invalid(str_cat("tensor map: type ", type, " is not a type of tensors"));
+    return Status::invalid(str_cat("tensor map: type ", type, " must be a CUtensorMapDataType: correct the type"));
   if (spec.rank < 1 || spec.rank > gpu::kMaxTensorRank)
-    return Status::invalid(str_cat("tensor map: rank (", spec.rank, ") must be 1 to ", gpu::kMaxTensorRank));
+    return Status::invalid(
+        str_cat("tensor map: rank (", spec.rank, ") must be 1 to ", gpu::kMaxTensorRank, ": correct the rank"));
   const auto address = std::bit_cast<uintptr_t>(spec.address);
   if (address % 16 != 0)
-    return Status::invalid(str_cat("tensor map: address modulo 16 (", address % 16, ") must be 0"));
+    return Status::invalid(str_cat("tensor map: address modulo 16 (", address % 16, ") must be 0: align the tensor"));
   for (int32_t i = 0; i < spec.rank; ++i) TANDEM_TRY(check_dimension(spec, i));
   if (swizzle < 0 || swizzle >= kSwizzles)
-    return Status::invalid(str_cat("tensor map: swizzle ", swizzle, " does not exist"));
+    return Status::invalid(
+        str_cat("tensor map: swizzle ", swizzle, " must be a CUtensorMapSwizzle: correct the swizzle"));
   if (static_cast<uint32_t>(spec.l2_promotion) > 3)
-    return Status::invalid(
-        str_cat("tensor map: L2 promotion ", static_cast<int32_t>(spec.l2_promotion), " does not exist"));
+    return Status::invalid(str_cat("tensor map: L2 promotion ", static_cast<int32_t>(spec.l2_promotion),
+                                   " must be a CUtensorMapL2promotion: correct the number"));
   if (static_cast<uint32_t>(spec.oob_fill) > 1)
-    return Status::invalid(str_cat("tensor map: fill ", static_cast<int32_t>(spec.oob_fill), " does not exist"));
+    return Status::invalid(str_cat("tensor map: fill ", static_cast<int32_t>(spec.oob_fill),
+                                   " must be a CUtensorMapFloatOOBfill: correct the number"));
   if (spec.oob_fill == gpu::OobFill::nan && !is_floating(spec.type))
-    return Status::invalid(
-        str_cat("tensor map: elements beyond the tensor cannot become NaN in type ", name_of(spec.type)));
+    return Status::invalid(str_cat("tensor map: elements beyond the tensor cannot become NaN in type ",
+                                   name_of(spec.type), ": fill with 0"));
   TANDEM_TRY(check_packed(spec));
   return check_box_row(spec);
 }
@@ -162,11 +170,13 @@ Status decode(const void* map, gpu::TensorMapSpec* spec) {
   Encoding e;
   std::memcpy(&e, map, sizeof e);
   if (e.mark != kMark)
-    return Status::invalid("these 128 bytes are no tensor map of the virtual GPU; make them with its encode function");
-  if (e.interleave != 0) return Status::unsupported("tensor map: interleaved layouts are not modelled");
-  if (e.swizzle > 3 || (e.swizzle < 3 && e.atomicity != 0) || e.atomicity > 3)
     return Status::invalid(
-        str_cat("tensor map: swizzle mode ", int{e.swizzle}, " with atomicity ", int{e.atomicity}, " does not exist"));
+        "the 128 bytes must be a tensor map of the virtual GPU: call cuTensorMapEncodeTiled of the virtual GPU");
+  if (e.interleave != 0)
+    return Status::unsupported("tensor map: interleaved layouts are not modelled: use CU_TENSOR_MAP_INTERLEAVE_NONE");
+  if (e.swizzle > 3 || (e.swizzle < 3 && e.atomicity != 0) || e.atomicity > 3)
+    return Status::invalid(str_cat("tensor map: swizzle mode ", int{e.swizzle}, " with atomicity ", int{e.atomicity},
+                                   " does not exist: correct one of them"));
   *spec = {};
   spec->address = std::bit_cast<void*>(static_cast<uintptr_t>(e.address));
   spec->type = static_cast<gpu::TensorType>(e.type);
@@ -190,16 +200,19 @@ Status replace(void* map, MapField field, int32_t index, uint64_t value) {
   if (is_zero(map)) e.mark = kMark;
   if (e.mark != kMark)
     return Status::invalid(
-        "tensormap.replace: the 128 bytes must be zero, or a tensor map that the virtual GPU has encoded");
+        "tensormap.replace: the 128 bytes must be zero, or a tensor map of the virtual GPU: encode the map first");
   if (index < 0 || index >= gpu::kMaxTensorRank)
-    return Status::invalid(str_cat("tensormap.replace: dimension ", index, " must be 0 to ", gpu::kMaxTensorRank - 1));
+    return Status::invalid(str_cat("tensormap.replace: dimension ", index, " must be 0 to ", gpu::kMaxTensorRank - 1,
+                                   ": correct the index"));
   const auto small = static_cast<uint8_t>(value > 255 ? 255 : value);
   switch (field) {
     case MapField::global_address: e.address = value; break;
     case MapField::rank: e.rank = static_cast<uint8_t>(small + 1); break;  // the instruction encodes rank - 1
     case MapField::box_dim: e.box[index] = static_cast<uint16_t>(value > 0xffff ? 0xffff : value); break;
     case MapField::global_dim:
-      if (value == 0) return Status::invalid(str_cat("tensormap.replace: size of dimension ", index, " must not be 0"));
+      if (value == 0)
+        return Status::invalid(
+            str_cat("tensormap.replace: size of dimension ", index, " must not be 0: use 1 or more"));
       e.dims[index] = static_cast<uint32_t>(value - 1);
       break;
     case MapField::global_stride:  // the instruction counts from dimension 1 on

@@ -63,10 +63,11 @@ Status check(const TmemAccess& access) {
   const int most = 128 / registers_of_one(access.shape);
   if (access.repeat < 1 || access.repeat > most || std::popcount(static_cast<uint32_t>(access.repeat)) != 1)
     return Status::invalid(str_cat("tcgen05.ld and tcgen05.st of shape ", name_of(access.shape),
-                                   " repeat 1, 2, 4, ... ", most, " times, not ", access.repeat));
+                                   " repeat 1, 2, 4, ... ", most, " times, not ", access.repeat, ": correct .x",
+                                   access.repeat));
   if (access.shape != Shape::s16x32bx2 && access.second_offset != 0)
-    return Status::invalid(
-        str_cat("only the shape 16x32bx2 has an offset of its second half, not ", name_of(access.shape)));
+    return Status::invalid(str_cat("only the shape 16x32bx2 has an offset of the second half, not ",
+                                   name_of(access.shape), ": remove the offset"));
   return {};
 }
 
@@ -75,15 +76,15 @@ int registers(const TmemAccess& access) { return access.repeat * registers_of_on
 Status check(const TmemAccess& access, uint32_t address, int quadrant) {
   const int lane = lane_of(address), lanes = access.shape == Shape::s32x32b ? 32 : 16;
   if (lane / kQuadrant != quadrant)
-    return Status::invalid(str_cat("lane ", lane, " of tensor memory belongs to another warp: this one has lanes ",
+    return Status::invalid(str_cat("lane ", lane, " of tensor memory belongs to another warp: use a lane from ",
                                    quadrant * kQuadrant, " to ", quadrant * kQuadrant + 31));
   if (lane % lanes != 0)
     return Status::invalid(str_cat("lane ", lane, " of tensor memory must be a multiple of ", lanes, " for shape ",
-                                   name_of(access.shape)));
+                                   name_of(access.shape), ": correct the address"));
   const int end = column_of(address) + columns_of(access) + std::max(access.second_offset, 0);
   if (end > kTmemColumns || column_of(address) + access.second_offset < 0)
-    return Status::invalid(str_cat("columns ", column_of(address), " to ", end - 1,
-                                   " end beyond tensor memory, which has ", kTmemColumns));
+    return Status::invalid(str_cat("columns ", column_of(address), " to ", end - 1, " end beyond tensor memory of ",
+                                   kTmemColumns, " columns: correct the address"));
   return {};
 }
 
@@ -184,9 +185,11 @@ Status check(const TmemCopy& copy) {
   using Multicast = TmemCopy::Multicast;
   const bool pairs = copy.multicast == Multicast::warpx2_02_13 || copy.multicast == Multicast::warpx2_01_23;
   if ((copy.shape == TmemCopy::Shape::s64x128b) != pairs)
-    return Status::invalid("tcgen05.cp of shape 64x128b, and no other, needs .warpx2::02_13 or .warpx2::01_23");
+    return Status::invalid(
+        ".warpx2::02_13 or .warpx2::01_23 must be given for the shape 64x128b of tcgen05.cp only: correct the "
+        "modifier");
   if ((copy.shape == TmemCopy::Shape::s32x128b) != (copy.multicast == Multicast::warpx4))
-    return Status::invalid("tcgen05.cp of shape 32x128b, and no other, needs .warpx4");
+    return Status::invalid(".warpx4 must be given for the shape 32x128b of tcgen05.cp only: correct the modifier");
   return {};
 }
 
@@ -194,10 +197,11 @@ Status check(const TmemCopy& copy, uint32_t address, const MatrixDescriptor& des
   const int lane = lane_of(address), columns = 4 * shape_of(copy).chunks;
   const int last_lane = copy.shape == TmemCopy::Shape::s4x256b ? kQuadrant - 1 : 0;
   if (lane > last_lane)
-    return Status::invalid(str_cat("lane ", lane, " of tcgen05.cp must be at most ", last_lane, " for this shape"));
+    return Status::invalid(
+        str_cat("lane ", lane, " of tcgen05.cp must be at most ", last_lane, " for this shape: correct the address"));
   if (column_of(address) + columns > kTmemColumns)
-    return Status::invalid(str_cat("tcgen05.cp to column ", column_of(address),
-                                   " ends beyond tensor memory, which has ", kTmemColumns, " columns"));
+    return Status::invalid(str_cat("tcgen05.cp to column ", column_of(address), " ends beyond tensor memory of ",
+                                   kTmemColumns, " columns: correct the address"));
   return check(source_of(copy, descriptor), window_bytes);
 }
 
@@ -238,10 +242,11 @@ void list_ranges(const TmemCopy& copy, const MatrixDescriptor& descriptor, uint3
 
 Status check_shift(uint32_t address) {
   if (lane_of(address) % kQuadrant != 0 || lane_of(address) >= kTmemLanes)
-    return Status::invalid(str_cat("lane ", lane_of(address), " of tcgen05.shift must be 0, 32, 64 or 96"));
+    return Status::invalid(
+        str_cat("lane ", lane_of(address), " of tcgen05.shift must be 0, 32, 64 or 96: correct the address"));
   if (column_of(address) + 8 > kTmemColumns)
     return Status::invalid(str_cat("tcgen05.shift of columns ", column_of(address), " to ", column_of(address) + 7,
-                                   " ends beyond tensor memory, which has ", kTmemColumns));
+                                   " ends beyond tensor memory of ", kTmemColumns, " columns: correct the address"));
   return {};
 }
 

@@ -95,20 +95,24 @@ void wgmma_s32(const WgmmaForm& form, const WgmmaOperands& operands, bool accumu
 
 Status check(const WgmmaForm& form) {
   if (!types_exist(form))
-    return Status::invalid(
-        str_cat("wgmma has no product of ", name_of(form.a), " and ", name_of(form.b), " with this type of D"));
+    return Status::invalid(str_cat("wgmma has no product of ", name_of(form.a), " and ", name_of(form.b),
+                                   " with this type of D: use other types"));
   const bool integers = is_integer(form.a);
   const int step = integers && form.n > 32 ? 16 : 8;
   if (form.n < 8 || form.n > 256 || form.n % step != 0)
     return Status::invalid(str_cat("n of wgmma (", form.n, ") must be 8 to 256 in steps of ",
-                                   integers ? "8, of 16 beyond 32, for integers" : "8"));
+                                   integers ? "8, of 16 beyond 32, for integers" : "8", ": correct n"));
   const int k = 256 / bits_of(form.a);
-  if (form.k != k) return Status::invalid(str_cat("k of wgmma (", form.k, ") must be ", k, " for ", name_of(form.a)));
+  if (form.k != k)
+    return Status::invalid(str_cat("k of wgmma (", form.k, ") must be ", k, " for ", name_of(form.a), ": correct k"));
   if ((form.transpose_a || form.transpose_b) && bits_of(form.a) != 16)
-    return Status::invalid(str_cat("wgmma transposes operands of 16 bits only, not ", name_of(form.a)));
-  if (form.transpose_a && form.a_in_registers) return Status::invalid("wgmma cannot transpose A in registers");
-  if (integers && (form.negate_a || form.negate_b)) return Status::invalid("wgmma cannot negate integers");
-  if (form.saturate && !integers) return Status::invalid("wgmma saturates integers only");
+    return Status::invalid(
+        str_cat("wgmma transposes operands of 16 bits only, not ", name_of(form.a), ": remove the transposition"));
+  if (form.transpose_a && form.a_in_registers)
+    return Status::invalid("wgmma cannot transpose A in registers: set imm-trans-a to 0");
+  if (integers && (form.negate_a || form.negate_b))
+    return Status::invalid("wgmma cannot negate integers: set the scale to 1");
+  if (form.saturate && !integers) return Status::invalid("wgmma saturates integers only: remove .satfinite");
   return {};
 }
 

@@ -28,7 +28,7 @@ Status Allocator::allocate(size_t bytes, void** address) {
   if (*address == nullptr) {
     return {TANDEM_DEVICE_ERROR,
             str_cat("bytes (", bytes, ") must be at most the ", left,
-                    " that are left of the virtual GPU's memory, and fit into the host's: free some")};
+                    " that are left of the virtual GPU's memory, and fit into the host's memory: free some memory")};
   }
   std::memset(*address, 0xff, rounded);  // NaN in every format: unwritten memory shows in results
   allocations_[place_of(*address)] = {made_++, bytes, false, true};
@@ -47,7 +47,7 @@ Status Allocator::free(void* address) {
   const auto found = allocations_.find(place_of(address));
   if (found == allocations_.end()) {
     return Status::invalid(str_cat("address (", place_of(address),
-                                   ") must be an allocation that has not been freed: pass such an address"));
+                                   ") must be an allocation that has not been freed: correct the address"));
   }
   const Allocation freed = found->second;
   allocations_.erase(found);

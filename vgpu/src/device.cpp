@@ -40,7 +40,7 @@ class VirtualModule final : public gpu::Module {
     if (dynamic_smem_bytes > left) {
       return {TANDEM_DEVICE_ERROR, str_cat("dynamic shared memory of kernel \"", name, "\" (", dynamic_smem_bytes,
                                            " bytes) must be at most the ", left, " that a block of the ",
-                                           model_.marketing_name, " has left for it: request less")};
+                                           model_.marketing_name, " can use dynamically: request less")};
     }
     *kernel = reinterpret_cast<gpu::Kernel>(&entry);
     return {};
@@ -272,7 +272,7 @@ Status find_model(std::string_view device, const Model** model) {
   std::string known;
   for (const Model* each : models)
     known += str_cat(known.empty() ? "" : each == models.back() ? " or " : ", ", "\"vgpu:", each->name, "\"");
-  return Status::invalid(str_cat("device \"", device, "\" must be ", known, ": there is no other virtual GPU"));
+  return Status::invalid(str_cat("device \"", device, "\" must be ", known, ": choose one of them"));
 }
 
 Status open(std::string_view name, std::unique_ptr<gpu::Device>* device) {

@@ -32,11 +32,8 @@ Status read_switch(const char* name, bool* on) {
 
 Status read(Options* options) {
   int schedule = 0, threads = 0;
-  TANDEM_TRY(read_count("TANDEM_VGPU_SCHEDULE", 1'000'000'000,
-                        "in which order warps run and asynchronous operations complete; 0 when it is not set",
-                        &schedule));
-  TANDEM_TRY(
-      read_count("TANDEM_VGPU_THREADS", 1024, "how many threads of the host run blocks; 0 takes all cores", &threads));
+  TANDEM_TRY(read_count("TANDEM_VGPU_SCHEDULE", 1'000'000'000, "set the number of a schedule, such as 0", &schedule));
+  TANDEM_TRY(read_count("TANDEM_VGPU_THREADS", 1024, "set the number of host threads, or 0 for all cores", &threads));
   TANDEM_TRY(read_switch("TANDEM_VGPU_CHECK", &options->check));
   TANDEM_TRY(read_switch("TANDEM_VGPU_LETTER", &options->letter));
   options->run.schedule = Schedule::nth(schedule);

@@ -122,7 +122,8 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
   };
   const CheckedWarp& warp = scene.warp;
   if (warp.wgmma_open >= 0) {
-    left(Rule::uncommitted, -1, warp.wgmma_open, "a matrix product is issued, but never committed: no wait covers it");
+    left(Rule::uncommitted, -1, warp.wgmma_open,
+         "the warp issues a matrix product without a commit, so that no wait can cover the product");
   } else if (warp.wgmma_done < warp.wgmma_committed) {
     left(Rule::uncommitted, -1, warp.wgmma_last,
          "a matrix product is committed, but the warp exits without a wait for it");
@@ -135,7 +136,7 @@ void Watch::check_groups_at_exit(const Scene& scene, const Actor& actor) {
            "the thread exits while its bulk store, which is not committed, may still read shared memory");
     } else if (warp.bulk->reads_done[lane] < warp.bulk->committed[lane]) {
       left(Rule::unwaited_store, lane, warp.bulk->last[lane],
-           "the thread exits while its bulk store may still read shared memory: no wait covers it");
+           "the thread exits while its bulk store may still read shared memory: no wait covers the store");
     }
   }
 }
@@ -180,7 +181,7 @@ void Watch::check_left_under_way(CheckedCluster& cluster, CheckedBlock& block) {
     finding.message =
         site.kind == SiteKind::async
             ? str_cat("the block ends before any of its threads has seen the ", name_of(site.async), " complete")
-            : "the block ends, but nothing makes it wait until another block has used its memory";
+            : "the block ends, but nothing makes the block wait until another block has used its memory";
     findings_.add(std::move(finding));
   });
 }

@@ -78,11 +78,11 @@ void Watch::check_commit_to_invalidated(const Scene& scene, const Actor& actor, 
   if (!knows(seen, commit.row, 1u << commit.lane, commit.time + 1)) return;  // the machine reports the late arrival
   const Actor& by = barrier.commit_by;
   if (!findings_.counts({Rule::unwaited_commit, by.cta, by.warp, by.instruction, actor.instruction})) return;
-  findings_.add(
-      Rule::unwaited_commit, party_of(by, first_of(by.lanes), "commits to the barrier"),
-      party_of(actor, -1, "invalidates the barrier"), str_cat("barrier ", subject_of(Memory::shared, id.address)),
-      "the barrier is invalidated without a wait for the arrival of the tcgen05.commit; only a later commit of "
-      "the same thread has been waited for");
+  findings_.add(Rule::unwaited_commit, party_of(by, first_of(by.lanes), "commits to the barrier"),
+                party_of(actor, -1, "invalidates the barrier"),
+                str_cat("barrier ", subject_of(Memory::shared, id.address)),
+                "the thread invalidates the barrier without a wait for the arrival of the tcgen05.commit; a wait "
+                "covers only a later commit of the thread");
 }
 
 // The arrival must not reach a block that has ended. Hardware delivers arrivals in the order of the commits, so that a
@@ -96,13 +96,13 @@ void Watch::check_commits_of_peers(const CheckedCluster& cluster, const CheckedB
     const bool knows_later = knows(block.at_exit.seen, commit.row, 1u << commit.lane, commit.time + 1);
     const Rule rule = knows_later ? Rule::unwaited_commit : Rule::live_at_exit;
     if (!findings_.counts({rule, by.cta, by.warp, by.instruction})) continue;
-    findings_.add(
-        rule, party_of(by, first_of(by.lanes), "commits to the barrier"), {block.cta, -1, -1, -1, "block ends"},
-        str_cat("barrier ", subject_of(Memory::shared, key & 0xffffffff)),
-        knows_later ? "the block ends without a wait for the arrival of a peer's tcgen05.commit; it has waited "
-                      "only for a later commit of the same thread"
-                    : "the block ends without a wait of its threads for the arrival of a peer's "
-                      "tcgen05.commit");
+    findings_.add(rule, party_of(by, first_of(by.lanes), "commits to the barrier"),
+                  {block.cta, -1, -1, -1, "block ends"},
+                  str_cat("barrier ", subject_of(Memory::shared, key & 0xffffffff)),
+                  knows_later ? "the block ends without a wait for the arrival of a peer's tcgen05.commit; a wait "
+                                "covers only a later commit of the same thread"
+                              : "the block ends without a wait of its threads for the arrival of a peer's "
+                                "tcgen05.commit");
   }
 }
 

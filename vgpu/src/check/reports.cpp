@@ -17,14 +17,14 @@ ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, co
   const std::string who = name_of(other, party.cta);
   const bool wrote = conflict.other.wrote();
   if (conflict.verdict == Touch::Verdict::unfenced) {
-    return {Rule::missing_proxy_fence, str_cat(wrote ? "it accesses bytes that " : "it overwrites bytes that ", who,
-                                               wrote ? " wrote by ordinary stores" : " read by ordinary loads",
-                                               ", without a fence.proxy.async of ",
-                                               memory == Memory::global ? "global" : "shared", " memory in between")};
+    return {Rule::missing_proxy_fence,
+            str_cat(wrote ? "the access uses bytes that " : "the access overwrites bytes that ", who,
+                    wrote ? " wrote by ordinary stores" : " read by ordinary loads", ", and no fence.proxy.async of ",
+                    memory == Memory::global ? "global" : "shared", " memory lies between the two")};
   }
   if (conflict.verdict == Touch::Verdict::relaxed) {
     return {Rule::relaxed_hand_over,
-            str_cat("only relaxed operations order it after the ", wrote ? "write" : "read", " of ", who)};
+            str_cat("only relaxed operations order the access after the ", wrote ? "write" : "read", " of ", who)};
   }
   if (conflict.verdict == Touch::Verdict::narrow) {  // no release has a scope that includes the reader
     return {memory == Memory::global ? Rule::data_race : Rule::narrow_release,
@@ -34,10 +34,10 @@ ReportWords words_of(const Accessor& party, const Access::Conflict& conflict, co
     const bool own = site.async == AsyncKind::tcgen05_st && access.is_by_warp_of(site);
     return {own ? Rule::pending_store : Rule::missing_wait,
             str_cat("the ", name_of(site.async), " issued by ", who, " may still be ", wrote ? "writing" : "reading",
-                    " there: no wait covers it")};
+                    " there: no wait covers the operation")};
   }
-  return {Rule::data_race, str_cat("no synchronisation orders ", access.is_async() ? "its issue" : "it", " after the ",
-                                   wrote ? "write" : "read", " of ", who)};
+  return {Rule::data_race, str_cat("no synchronisation orders ", access.is_async() ? "the issue" : "the access",
+                                   " after the ", wrote ? "write" : "read", " of ", who)};
 }
 
 }  // namespace
@@ -79,7 +79,8 @@ void Watch::report(const Accessor& party, const Access& access, Memory memory, c
 
 void Watch::report_uninitialised(const Accessor& party, Memory memory, uint64_t address) {
   if (!findings_.counts({Rule::uninitialised, party.cta, party.warp, party.instruction, -1, address})) return;
-  findings_.add(Rule::uninitialised, party, Accessor(), subject_of(memory, address), "nothing has written there yet");
+  findings_.add(Rule::uninitialised, party, Accessor(), subject_of(memory, address),
+                "the kernel reads bytes that no instruction has written");
 }
 
 void Watch::report_bounds(const Actor& actor, int lane, std::string_view does, const Span& span, bool writes) {

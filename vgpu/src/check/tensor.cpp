@@ -116,8 +116,8 @@ void Watch::check_tensor_fences(const Scene& scene, const Actor& actor, const Ac
     return;
   findings_.add(Rule::missing_tcgen05_fence, party,
                 {past.cta, past.warp, -1, past.instruction, std::string(name_of(past.async))}, "",
-                str_cat("no tcgen05.fence::", after ? "after" : "before", "_thread_sync separates it from the ",
-                        name_of(past.async), " that a barrier orders before it"));
+                str_cat("no tcgen05.fence::", after ? "after" : "before", "_thread_sync separates the access from the ",
+                        name_of(past.async), " that a barrier orders before the access"));
 }
 
 void Watch::tmem_allocates(const Actor& actor, uint32_t column, uint32_t columns, int32_t peer) {

@@ -83,7 +83,7 @@ CUresult add_node(const char* name, GraphNode** made, Graph* graph, const GraphN
     node->work = std::move(work);
     for (const GraphNode* each : std::span(after, count)) {
       if (!owns(to, each))
-        return refuse(name, kInvalidValue, "a dependency must be a node of the same graph: pass such a node");
+        return refuse(name, kInvalidValue, "a dependency must be a node of the same graph: correct the dependency");
       node->after.insert(each);
     }
     *made = node.get();
@@ -205,8 +205,9 @@ CUresult begin_capture(const char* name, Stream* stream, Graph* graph) {
   return serve(name, Needs::context, [&](DriverState& state) {
     const std::lock_guard lock(state.mutex);
     if (!state.streams.contains(stream))
-      return refuse(name, kStreamCaptureUnsupported,
-                    "the stream must be one that the program has created: default streams cannot be captured");
+      return refuse(
+          name, kStreamCaptureUnsupported,
+          "the stream must be created by the program: call cuStreamCreate, because default streams cannot be captured");
     if (stream->capture) return kIllegalState;
     std::shared_ptr<Graph> into;
     if (graph != nullptr) {

@@ -90,8 +90,8 @@ Status unpack_zstd(const void* from, size_t size, std::string* text) {
   auto* const decompress = library ? reinterpret_cast<Decompress*>(dlsym(library, "ZSTD_decompress")) : nullptr;
   if (decompress == nullptr)
     return Status::unsupported(
-        "the PTX of this fat binary is compressed by zstd, and there is no libzstd.so.1 here: "
-        "install it, or compile with nvcc --no-compress");
+        "the PTX of this fat binary is compressed by zstd, and libzstd.so.1 is missing: install libzstd, or compile "
+        "with nvcc --no-compress");
   if (decompress(text->data(), text->size(), from, size) != text->size())
     return Status::invalid("the PTX of this fat binary, compressed by zstd, is broken: compile it again");
   return {};
@@ -136,19 +136,19 @@ Status find_ptx(const unsigned char* image, int capability, std::string* text) {
     at += entry.bytes + entry.padded_size;
   }
   if (best == nullptr)
-    return Status::unsupported(str_cat("this fat binary has no PTX for compute capability ", capability / 10, ".",
-                                       capability % 10, " or before",
-                                       any_code ? ", only machine code, which the virtual GPU does not execute" : "",
-                                       ": compile with nvcc -gencode "
-                                       "arch=compute_",
-                                       capability, "a,code=compute_", capability, "a"));
+    return Status::unsupported(
+        str_cat("this fat binary has no PTX for compute capability ", capability / 10, ".", capability % 10,
+                " or before", any_code ? ", but only machine code, which the virtual GPU does not execute" : "",
+                ": compile with nvcc -gencode "
+                "arch=compute_",
+                capability, "a,code=compute_", capability, "a"));
   return text_of(chosen, best, text);
 }
 
 // Returns TANDEM_UNSUPPORTED if no object has PTX for the GPU.
 Status link_objects(const void* const* objects, int capability, std::string* linked) {
   std::vector<std::string> texts;
-  Status why = Status::unsupported("this program has no objects");
+  Status why = Status::unsupported("this program must have objects with kernels: link its device code");
   for (; *objects != nullptr; ++objects) {
     std::string text;
     why = find_ptx(static_cast<const unsigned char*>(*objects), capability, &text);
@@ -172,10 +172,10 @@ Status ptx_of(const void* image, int capability, std::string* text) {
   }
   if (magic == kFatBinary) return find_ptx(static_cast<const unsigned char*>(image), capability, text);
   if (magic == kElf)
-    return Status::unsupported(str_cat(
-        "this is machine code (a cubin), which the virtual GPU does not execute: give it PTX, as NVRTC's "
-        "--gpu-architecture=compute_",
-        capability, "a and nvcc's -gencode arch=compute_", capability, "a,code=compute_", capability, "a make it"));
+    return Status::unsupported(
+        str_cat("the image is machine code (a cubin), which the virtual GPU does not execute: compile to PTX with "
+                "NVRTC's --gpu-architecture=compute_",
+                capability, "a or nvcc's -gencode arch=compute_", capability, "a,code=compute_", capability, "a"));
   *text = static_cast<const char*>(image);
   return {};
 }

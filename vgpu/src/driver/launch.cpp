@@ -115,7 +115,7 @@ CUresult take_attributes(const char* name, Wanted* wanted) {
       default:
         return refuse(
             name, kNotSupported,
-            str_cat("launch attribute ", static_cast<unsigned>(attribute.id), " is not served: launch without it"));
+            str_cat("launch attribute ", static_cast<unsigned>(attribute.id), " is not served: remove the attribute"));
     }
   }
   return kSuccess;
@@ -132,7 +132,8 @@ CUresult check_cluster(const char* name, const CudaFunction& function, Wanted* w
   if (blocks == 0 || config.grid_x % cluster.x != 0 || config.grid_y % cluster.y != 0 || config.grid_z % cluster.z != 0)
     return refuse(name, kInvalidValue,
                   str_cat("the grid (", config.grid_x, ", ", config.grid_y, ", ", config.grid_z,
-                          ") must be a multiple of its clusters (", cluster.x, ", ", cluster.y, ", ", cluster.z, ")"));
+                          ") must be a multiple of the cluster (", cluster.x, ", ", cluster.y, ", ", cluster.z,
+                          "): correct the grid"));
   if (blocks > kPortableCluster && !function.non_portable_cluster)
     return refuse(name, kInvalidClusterSize,
                   str_cat("a cluster of ", blocks, " blocks is beyond the ", kPortableCluster,
@@ -145,13 +146,14 @@ CUresult check_launch(const char* name, const DriverState& state, const CudaFunc
   const uint64_t threads = uint64_t{c.block_x} * c.block_y * c.block_z;
   if (c.grid_x == 0 || c.grid_y == 0 || c.grid_z == 0 || threads == 0 || c.grid_y > 65535 || c.grid_z > 65535 ||
       c.block_x > 1024 || c.block_y > 1024 || c.block_z > 64)
-    return refuse(name, kInvalidValue,
-                  str_cat("the grid (", c.grid_x, ", ", c.grid_y, ", ", c.grid_z, ") of blocks (", c.block_x, ", ",
-                          c.block_y, ", ", c.block_z, ") is empty, or beyond what a GPU has"));
+    return refuse(
+        name, kInvalidValue,
+        str_cat("the grid (", c.grid_x, ", ", c.grid_y, ", ", c.grid_z, ") of blocks (", c.block_x, ", ", c.block_y,
+                ", ", c.block_z, ") must be nonempty and within the limits of CUDA: correct the launch"));
   if (threads > static_cast<uint64_t>(function.attributes.max_threads))
     return refuse(name, threads > 1024 ? kInvalidValue : kLaunchOutOfResources,
                   str_cat(threads, " threads in a block are beyond the ", function.attributes.max_threads,
-                          " that kernel \"", function.name, "\" is compiled for"));
+                          " that kernel \"", function.name, "\" is compiled for: launch fewer threads"));
   if (c.shared_bytes > static_cast<unsigned>(function.max_dynamic_bytes))
     return refuse(
         name, kInvalidValue,
@@ -161,8 +163,9 @@ CUresult check_launch(const char* name, const DriverState& state, const CudaFunc
       static_cast<uint64_t>(state.model().sm_count) *
       static_cast<uint64_t>(blocks_per_sm(state.model(), function, static_cast<int>(threads), c.shared_bytes));
   if (wanted.cooperative && uint64_t{c.grid_x} * c.grid_y * c.grid_z > resident)
-    return refuse(name, kCooperativeLaunchTooLarge,
-                  str_cat("a cooperative launch has at most the ", resident, " blocks that run at once"));
+    return refuse(
+        name, kCooperativeLaunchTooLarge,
+        str_cat("a cooperative launch has at most the ", resident, " blocks that run at once: launch fewer blocks"));
   return kSuccess;
 }
 
@@ -390,11 +393,11 @@ TANDEM_DRIVER(cuTensorMapEncodeTiled,
     if (map == nullptr || dims == nullptr || box == nullptr || element_strides == nullptr || rank < 1 ||
         rank > gpu::kMaxTensorRank || (rank > 1 && byte_strides == nullptr))
       return refuse(name, kInvalidValue,
-                    str_cat("rank (", rank, ") must be 1 to 5, and no array missing: pass all arrays"));
+                    str_cat("rank (", rank, ") must be 1 to 5, and no array NULL: pass all arrays"));
     if (interleave != 0)
       return refuse(name, kNotSupported, "interleaved layouts are not modelled: use CU_TENSOR_MAP_INTERLEAVE_NONE");
     if (reinterpret_cast<uintptr_t>(map) % 64 != 0)
-      return refuse(name, kInvalidValue, "the map must lie on 64 bytes: align it");
+      return refuse(name, kInvalidValue, "the address of the map must be a multiple of 64: align the map");
     gpu::TensorMapSpec spec;
     spec.address = address;
     spec.type = static_cast<gpu::TensorType>(type);

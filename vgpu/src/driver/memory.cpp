@@ -35,7 +35,7 @@ CUresult release(const char* name, CUdeviceptr address, bool of_host) {
         found->second.is_registered)
       return refuse(
           name, kInvalidValue,
-          str_cat("address ", address, " must be an allocation that has not been freed: pass such an address"));
+          str_cat("address ", address, " must be an allocation that has not been freed: correct the address"));
     state.memory.erase(found);
     return result_of(name, state.device().free(pointer_of(address)));
   });

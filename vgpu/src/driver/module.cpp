@@ -58,7 +58,7 @@ CUresult load(const char* name, CudaModule** module, const void* image, unsigned
 CUresult load_file(const char* name, CudaModule** module, const char* path) {
   if (path == nullptr) return kInvalidValue;
   std::ifstream file(path, std::ios::binary);
-  if (!file) return refuse(name, kFileNotFound, str_cat("the file \"", path, "\" cannot be read"));
+  if (!file) return refuse(name, kFileNotFound, str_cat("the file \"", path, "\" must be readable: correct the path"));
   const std::string bytes((std::istreambuf_iterator<char>(file)), {});
   return load(name, module, bytes.c_str());
 }

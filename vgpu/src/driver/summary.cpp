@@ -37,7 +37,9 @@ void Summary::add(const Outcome& outcome) {
 void Summary::refused(const char* function) {
   if (!refused_.insert(function).second) return;
   ++refusals_;
-  say(function, "the virtual GPU does not serve this function of the driver: it returns CUDA_ERROR_NOT_SUPPORTED");
+  say(function,
+      "the virtual GPU does not serve this function of the driver: remove the call (the result is "
+      "CUDA_ERROR_NOT_SUPPORTED)");
 }
 
 // For `tandem vgpu exec`: writes the numbers to the file that it has created for them.

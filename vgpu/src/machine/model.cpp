@@ -78,9 +78,9 @@ class Reader {
       TANDEM_TRY(read_line(trimmed(line.substr(0, line.find('#')))));
     }
     for (size_t n = 0; n < kKeys; ++n)
-      if (!seen_[n]) return refuse(str_cat("\"", key(n), "\" is missing"));
+      if (!seen_[n]) return refuse(str_cat("\"", key(n), "\" is missing: add the key"));
     if (model_.tcgen05 != (model_.tensor_memory_columns == 512) || (!model_.tcgen05 && model_.tensor_memory_columns))
-      return refuse("tensor_memory_columns must be 512 where tcgen05 is decoded, and 0 elsewhere");
+      return refuse("tensor_memory_columns must be 512 with tcgen05, and 0 without: correct the number");
     if (model_.tcgen05_i8 && !model_.tcgen05)
       return refuse("tcgen05.i8 must not be set without tcgen05: set tcgen05 too");
     return {};
@@ -99,7 +99,7 @@ class Reader {
   Status read_line(std::string_view line) {
     if (line.empty()) return {};
     if (line.find('=') == std::string_view::npos)
-      return refuse(str_cat("\"", line, "\" must be \"key = value\" or a comment"));
+      return refuse(str_cat("\"", line, "\" must be \"key = value\" or a comment: correct the line"));
     const std::string_view name = trimmed(take_until('=', &line)), value = trimmed(line);
     for (size_t n = 0; n < kKeys; ++n) {
       if (name != key(n)) continue;
@@ -109,14 +109,14 @@ class Reader {
       if (name == "chip") return read_chip(value);
       return name == "decodes" ? read_families(value) : read_capability(value);
     }
-    return refuse(str_cat("\"", name, "\" is no key of a model"));
+    return refuse(str_cat("\"", name, "\" must be a key of a model: correct the name"));
   }
 
   Status read_number(const Number& known, std::string_view value) {
     int64_t number = 0;
     if (!read(value, &number) || number < known.least || number > known.most) {
-      return refuse(
-          str_cat(known.key, " (\"", value, "\") must be a whole number from ", known.least, " to ", known.most));
+      return refuse(str_cat(known.key, " (\"", value, "\") must be a whole number from ", known.least, " to ",
+                            known.most, ": correct the value"));
     }
     known.set(&model_, number);
     return {};

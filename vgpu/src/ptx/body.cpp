@@ -23,7 +23,8 @@ class Body {
     lexer_.expect('{');
     open();
     while (blocks_ > 0) {
-      if (lexer_.peek().kind == Token::Kind::end) refuse(opened, "the body that begins here must end with '}': add it");
+      if (lexer_.peek().kind == Token::Kind::end)
+        refuse(opened, "the body that begins here must end with '}': add the brace");
       read_statement();
     }
     if (labels_.unresolved().empty()) return;
@@ -81,10 +82,11 @@ class Body {
     }
     const Space space = variable_space(word.text);
     if (space == Space::generic) {
-      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of functions: remove it");
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of functions: remove the directive");
     }
     if (space == Space::global || space == Space::constant) {
-      unsupported(word.line, with_dot(word.text) + " variables of a function: declare them outside of it");
+      unsupported(word.line,
+                  with_dot(word.text) + " variables must be declared outside of functions: move the declaration");
     }
     const VariableType type = read_variable_type(reading_, space);
     do declare(read_variable(reading_, type, false));
@@ -225,7 +227,7 @@ class Body {
     Operand callee = read_operand(reading_);
     const bool is_indirect = callee.kind == Operand::Kind::reg;
     if (!is_indirect && callee.kind != Operand::Kind::function) {
-      refuse(line, "call: the callee must be a function: correct its name");
+      refuse(line, "call: the callee must be a function: correct the name");
     }
     instruction.operands.push_back(std::move(callee));
     bool has_more = lexer_.accept(',');
@@ -234,7 +236,7 @@ class Body {
     if (has_arguments) has_more = lexer_.accept(',');
     if (has_more != is_indirect) {
       refuse(line, is_indirect
-                       ? "call: the callee is a register, so a prototype or a list of .calltargets must follow"
+                       ? "call: a prototype or a list of .calltargets must follow a callee in a register: add one"
                        : "call: nothing must follow the arguments of a named function: remove the last operand");
     }
     if (is_indirect) instruction.operands.push_back(read_callees());

@@ -141,7 +141,7 @@ class Expression {
     if (hex_real(number.text, &constant) || decimal_real(number.text, &constant) || whole(number.text, &constant)) {
       return constant;
     }
-    refuse(number.line, quote(number.text) + " must be a number of at most 64 bits: correct its digits");
+    refuse(number.line, quote(number.text) + " must be a number of at most 64 bits: correct the digits");
   }
 
   Constant apply_sign(char sign, Constant value) {
@@ -197,7 +197,7 @@ class Expression {
 
   static Constant shift(const Token& mark, Constant a, uint64_t by) {
     if (by > 63) {
-      refuse(mark.line, "the shift (" + std::to_string(by) + ") of a constant must be at most 63: correct it");
+      refuse(mark.line, "the shift (" + std::to_string(by) + ") of a constant must be at most 63: correct the shift");
     }
     if (mark.text == "<<") {
       a.bits <<= by;
@@ -252,7 +252,7 @@ int64_t read_count(Lexer& lexer, const char* what, int64_t least, int64_t most) 
                               : too_large     ? std::to_string(value.bits)
                                               : std::to_string(count);
     refuse(line, std::string(what) + " (" + given + ") must be " + std::to_string(least) + " to " +
-                     std::to_string(most) + ": correct it");
+                     std::to_string(most) + ": correct the number");
   }
   return count;
 }

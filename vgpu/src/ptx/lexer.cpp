@@ -77,8 +77,8 @@ void Lexer::unexpected(const std::string& wanted) const {
 void Lexer::skip_block() {
   const int32_t opened = next_.line;
   while (!next_.is('}')) {
-    if (next_.kind == Token::Kind::end) refuse(opened, "this block is never closed: '}' is missing");
-    if (next_.is('{')) refuse(next_.line, "a section must not contain '{': remove it");
+    if (next_.kind == Token::Kind::end) refuse(opened, "this block must end with '}': add the brace");
+    if (next_.is('{')) refuse(next_.line, "a section must not contain '{': remove the brace");
     next_ = scan();
   }
   next_ = scan();
@@ -99,7 +99,7 @@ void Lexer::skip_comment() {
     }
     if (*at_ == '\n') ++line_;
   }
-  refuse(opened, "this comment is never closed: '*/' is missing");
+  refuse(opened, "this comment must end with '*/': add the mark");
 }
 
 void Lexer::skip_space() {
@@ -169,7 +169,7 @@ void Lexer::skip_dotted() {
 Token Lexer::scan_string() {
   const char* start = ++at_;
   while (at_ < end_ && *at_ != '"' && *at_ != '\n') at_ += *at_ == '\\' && end_ - at_ >= 2 && at_[1] != '\n' ? 2 : 1;
-  if (at_ == end_ || *at_ == '\n') refuse(line_, "this string is never closed: '\"' is missing");
+  if (at_ == end_ || *at_ == '\n') refuse(line_, "this string must end with '\"': add the mark");
   return {Token::Kind::string, {start, static_cast<size_t>(at_++ - start)}, line_};
 }
 
@@ -182,7 +182,7 @@ Token Lexer::scan_mark() {
     if (rest.starts_with(pair)) size = 2;
   }
   if (size == 0 && marks.find(rest[0]) != marks.npos) size = 1;
-  if (size == 0) refuse(line_, quote(rest.substr(0, 1)) + " must be a character of PTX: remove it");
+  if (size == 0) refuse(line_, quote(rest.substr(0, 1)) + " must be a character of PTX: remove the character");
   at_ += size;
   return {Token::Kind::mark, rest.substr(0, size), line_};
 }

@@ -126,7 +126,7 @@ class Scanner {
     return unfinished();
   }
 
-  static Status unfinished() { return Status::invalid("PTX ends in the middle of a declaration"); }
+  static Status unfinished() { return Status::invalid("the PTX must not end within a declaration: complete the text"); }
 
   const std::string_view text_;
   size_t at_ = 0;
@@ -209,7 +209,8 @@ Status find_definitions(const Units& units, std::map<std::string, const Statemen
       const auto [found, is_new] = definitions->try_emplace(s.name, &s);
       if (is_new || s.linkage == Linkage::weak) continue;
       if (found->second->linkage != Linkage::weak)
-        return Status::invalid(str_cat("\"", s.name, "\" must be defined in one of the linked PTX texts, not in two"));
+        return Status::invalid(str_cat(
+            "\"", s.name, "\" must be defined in one of the linked PTX texts, not in two: rename one definition"));
       found->second = &s;
     }
   }

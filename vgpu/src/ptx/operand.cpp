@@ -42,7 +42,7 @@ class Operands {
     const Token& next = lexer_.peek();
     const int32_t line = next.line;
     Operand negated = next.kind == Token::Kind::word ? read_name() : Operand();
-    if (negated.kind != Kind::reg) refuse(line, "'!' must stand before a predicate register: remove it");
+    if (negated.kind != Kind::reg) refuse(line, "'!' must stand before a predicate register: remove the mark");
     negated.negated = true;
     return negated;
   }
@@ -112,7 +112,7 @@ class Operands {
   Operand read_register(const Token& name, const Entity& entity) {
     if (lexer_.peek().kind == Token::Kind::dotted) {
       unsupported(name.line, quote(std::string(name.text) + with_dot(lexer_.peek().text)) +
-                                 ": parts of a register are not supported; use mov, bfe or prmt");
+                                 ": parts of a register are not supported: use mov, bfe or prmt");
     }
     Operand reg = make(Kind::reg);
     reg.reg = entity.index;
@@ -122,7 +122,7 @@ class Operands {
   Operand read_symbol(const Token& name, const Entity& entity) {
     if (lexer_.peek().is('[')) {
       unsupported(name.line,
-                  quote(name.text) + " with an index is not supported; write [" + std::string(name.text) + "+bytes]");
+                  quote(name.text) + " with an index is not supported: write [" + std::string(name.text) + "+bytes]");
     }
     Operand symbol = make(Kind::symbol);
     symbol.symbol = entity.index;

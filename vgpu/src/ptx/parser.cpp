@@ -70,10 +70,10 @@ class ModuleReader {
     if (word.text == "alias") return read_alias();
     if (word.text == "pragma") return skip_pragma();
     if (word.text == "reg")
-      unsupported(word.line, "registers of a module are not supported; declare them in a function");
+      unsupported(word.line, "registers of a module are not supported: declare the registers in a function");
     const Space space = variable_space(word.text);
     if (space == Space::generic || space == Space::param || space == Space::local) {
-      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of modules: remove it");
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of modules: remove the directive");
     }
     const VariableType type = read_variable_type(reading_, space);
     do declare(read_variable(reading_, type, is_extern));
@@ -117,12 +117,13 @@ class ModuleReader {
     for (const Token& name : {alias, target}) {
       if (names_.find(name.text).kind != Entity::Kind::function) {
         refuse(name.line,
-               ".alias: " + quote(name.text) + " must be a function that is declared before: add its declaration");
+               ".alias: " + quote(name.text) + " must be a function that is declared before: add the declaration");
       }
     }
     if (module_.functions[names_.find(alias.text).index].has_body ||
         !aliases_.emplace(alias.text, target.text).second) {
-      refuse(alias.line, ".alias: " + quote(alias.text) + " must have neither a body nor another alias: rename it");
+      refuse(alias.line,
+             ".alias: " + quote(alias.text) + " must have neither a body nor another alias: rename the alias");
     }
   }
 
@@ -133,7 +134,7 @@ class ModuleReader {
       const Symbol& of = module_.variables[value.variable];
       if (of.space == Space::shared) {
         unsupported(name.line, "an initial value of " + quote(name.text) + " is the address of " + quote(of.name) +
-                                   ", which is in .shared memory: each block has its own");
+                                   ", which is in .shared memory: compute the address in the kernel");
       }
     }
     if (names_.declare(name.text, Entity::Kind::symbol, static_cast<int32_t>(module_.variables.size()))) {
@@ -227,7 +228,7 @@ void ModuleReader::read_parameters(Function& function, std::vector<int32_t>* par
   if (lexer_.accept(')')) return;
   do {
     const Token space = lexer_.expect(Token::Kind::dotted, "'.param'");
-    if (space.text == "reg") unsupported(space.line, "parameters in registers (.reg) are not supported; use .param");
+    if (space.text == "reg") unsupported(space.line, "parameters in registers (.reg) are not supported: use .param");
     if (space.text != "param") refuse(space.line, "expected '.param', found " + quote(with_dot(space.text)));
     Variable variable = read_variable(reading_, read_variable_type(reading_, Space::param), false);
     parameters->push_back(variable_count() + static_cast<int32_t>(function.symbols.size()));
@@ -262,7 +263,7 @@ void ModuleReader::read_function_directives(Function& function) {
     } else if (word.text == "maxnctapersm" || word.text == "abi_preserve" || word.text == "abi_preserve_control") {
       read_count(lexer_, "number of this directive", 0, INT32_MAX);  // for the compiler of the machine's code alone
     } else if (word.text != "noreturn") {
-      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of a function: remove it");
+      refuse(word.line, quote(with_dot(word.text)) + " must be a directive of a function: remove the directive");
     }
   }
 }

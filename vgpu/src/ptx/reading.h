@@ -17,7 +17,7 @@ class Budget {
   void spend(int32_t line, int64_t bytes, const char* what) {
     left_ -= bytes;
     if (left_ < 0)
-      unsupported(line, std::string(what) + " take far more memory than the text itself; split the module");
+      unsupported(line, std::string(what) + " need far more memory than the text itself: split the module");
   }
 
  private:

@@ -78,10 +78,10 @@ class InitialValues {
     const std::string what = "an initial value of " + quote(symbol_->name) + " is the address of " + quote(name.text);
     const Entity entity = reading_.names.find(name.text);
     if (entity.kind != Entity::Kind::symbol) {
-      unsupported(name.line, what + ": only addresses of variables declared before it are supported");
+      unsupported(name.line, what + ": declare that variable earlier");
     }
     if (bits_of(symbol_->type) != 64 || symbol_->type >= Type::f16) {
-      unsupported(name.line, what + ", which takes a .u64; its type is ." + name_of(symbol_->type));
+      unsupported(name.line, what + " and needs a .u64, not a ." + name_of(symbol_->type) + ": declare a .u64");
     }
     return {at, entity.index, read_offset(lexer_)};
   }
@@ -93,7 +93,7 @@ class InitialValues {
     if (value.is_real() ? !is_f32 && !is_f64 : !is_integer) {
       refuse(line, "an initial value of " + quote(symbol_->name) + " is " +
                        (value.is_real() ? "a real" : "an integer") + " number, which a variable of type ." +
-                       name_of(symbol_->type) + " cannot have");
+                       name_of(symbol_->type) + " cannot have: correct the value");
     }
     if (is_f32 && value.kind == Constant::Kind::f64) {
       return std::bit_cast<uint32_t>(static_cast<float>(std::bit_cast<double>(value.bits)));
@@ -116,7 +116,7 @@ std::vector<int64_t> read_dimensions(Lexer& lexer) {
   while (lexer.peek().is('[')) {
     const int32_t line = lexer.take().line;
     if (dimensions.size() == kMaxDimensions) {
-      refuse(line, "an array must have at most 16 dimensions: join some of them");
+      refuse(line, "an array must have at most 16 dimensions: join some dimensions");
     }
     const bool is_open = dimensions.empty() && lexer.peek().is(']');
     dimensions.push_back(is_open ? 0 : read_count(lexer, "elements of an array", 1, kMaxBytes));
@@ -129,7 +129,7 @@ int32_t read_alignment(Lexer& lexer) {
   const int32_t line = lexer.peek().line;
   const int64_t alignment = read_count(lexer, "alignment", 1, kMaxAlignment);
   if (!std::has_single_bit(static_cast<uint64_t>(alignment))) {
-    refuse(line, "alignment (" + std::to_string(alignment) + ") must be a power of two: correct it");
+    refuse(line, "alignment (" + std::to_string(alignment) + ") must be a power of two: correct the number");
   }
   return static_cast<int32_t>(alignment);
 }
@@ -146,7 +146,7 @@ void skip_attribute(Lexer& lexer) {
   do {
     const Token attribute = lexer.expect(Token::Kind::dotted, "an attribute");
     if (attribute.text != "managed" && attribute.text != "unified") {
-      unsupported(attribute.line, "attribute " + quote(attribute.text) + " is not supported");
+      unsupported(attribute.line, "attribute " + quote(attribute.text) + " is not supported: remove the attribute");
     }
     if (!lexer.accept('(')) continue;
     do read_constant(lexer);
@@ -160,7 +160,8 @@ Type read_type(Lexer& lexer, bool of_register) {
   const Token word = lexer.expect(Token::Kind::dotted, "a type");
   const Type type = type_named(word.text);
   if (word.text == "texref" || word.text == "samplerref" || word.text == "surfref") {
-    unsupported(word.line, "textures and surfaces are not supported: type " + with_dot(word.text));
+    unsupported(word.line,
+                "textures and surfaces are not supported: remove the variable of type " + with_dot(word.text));
   }
   const bool is_memory = type != Type::none && type != Type::pred && type <= Type::f64;
   if (!is_memory && !(of_register && type == Type::pred)) {
@@ -218,7 +219,8 @@ Variable read_variable(Reading& reading, const VariableType& type, bool is_exter
   const bool is_open = !dimensions.empty() && dimensions[0] == 0;
   for (const int64_t n : dimensions) {
     if (n > 0 && symbol.elements > kMaxBytes * 8 / bits_of(type.type) / n) {
-      unsupported(name.line, quote(name.text) + " is larger than " + std::to_string(kMaxBytes >> 30) + " GiB");
+      unsupported(name.line, quote(name.text) + " must have at most " + std::to_string(kMaxBytes >> 30) +
+                                 " GiB: declare fewer elements");
     }
     symbol.elements *= is_open && n == 0 ? 1 : n;
   }
@@ -231,7 +233,9 @@ Variable read_variable(Reading& reading, const VariableType& type, bool is_exter
   }
   if (is_open) symbol.elements *= rows;
   if (symbol.elements == 0 && !is_extern && type.space != Space::param) {
-    refuse(name.line, quote(name.text) + " must have a size: only .extern .shared arrays have the size of the launch");
+    refuse(name.line,
+           quote(name.text) +
+               " must have a size: add the size, because only .extern .shared arrays have the size of the launch");
   }
   return variable;
 }
@@ -239,7 +243,7 @@ Variable read_variable(Reading& reading, const VariableType& type, bool is_exter
 void read_registers(Reading& reading) {
   Lexer& lexer = reading.lexer;
   if (lexer.peek().is(Token::Kind::dotted, "v2") || lexer.peek().is(Token::Kind::dotted, "v4")) {
-    unsupported(lexer.peek().line, "registers that are vectors are not supported; declare one for each element");
+    unsupported(lexer.peek().line, "registers that are vectors are not supported: declare one for each element");
   }
   const Type type = read_type(lexer, true);
   do {

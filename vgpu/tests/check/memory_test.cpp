@@ -75,7 +75,7 @@ TEST_F(Global, BlocksRace) {
   const Finding finding = play.checker->findings()[0];
   EXPECT_EQ(finding.party.cta, 1);
   EXPECT_EQ(finding.other.cta, 0);
-  EXPECT_EQ(finding.message, "no synchronisation orders it after the write of block 0 warp 0 lane 0");
+  EXPECT_EQ(finding.message, "no synchronisation orders the access after the write of block 0 warp 0 lane 0");
 }
 
 TEST_F(Global, BlocksThatHaveEndedStillRace) {

@@ -243,8 +243,8 @@ TEST(Proxy, OrdinaryReadsBeforeACopyNeedAFence) {
     EXPECT_EQ(play.rules(), no_findings ? "" : "missing-proxy-fence") << static_cast<int>(fenced);
     if (no_findings) continue;
     EXPECT_EQ(play.checker->findings()[0].message,
-              "it overwrites bytes that warp 1 lane 0 read by ordinary loads, without a fence.proxy.async of shared "
-              "memory in between");
+              "the access overwrites bytes that warp 1 lane 0 read by ordinary loads, and no fence.proxy.async of "
+              "shared memory lies between the two");
   }
 }
 

@@ -15,7 +15,7 @@ TEST(Report, ReportsThreadPlaceAndRemedy) {
   play.load(play.at(1, kAll, "ld.shared.u32"), kAt + 0x80);
   EXPECT_EQ(play.text(),
             "missing-wait in kernel: smem + 0x80 (shared 0x880)\n"
-            "  the bulk load issued by warp 0 lane 0 may still be writing there: no wait covers it\n"
+            "  the bulk load issued by warp 0 lane 0 may still be writing there: no wait covers the operation\n"
             "  by  block 0, warp 1, lane 0: reads\n"
             "      ld.shared.u32\n"
             "      kernel.cu:5\n"

@@ -69,7 +69,7 @@ TEST(Models, AreRefusedByLine) {
   } cases[] = {
       {changed("multiprocessors", "multiprocessors 148"),
        "x1.model:4: \"multiprocessors 148\" must be \"key = value\""},
-      {changed("multiprocessors", "sms = 148"), "x1.model:4: \"sms\" is no key of a model"},
+      {changed("multiprocessors", "sms = 148"), "x1.model:4: \"sms\" must be a key of a model"},
       {changed("clock_mhz", "multiprocessors = 1"),
        "x1.model:5: \"multiprocessors\" must be given once: remove the second"},
       {changed("clock_mhz", "clock_mhz = 1.9e3"), "x1.model:5: clock_mhz (\"1.9e3\") must be a whole number from 1"},
@@ -79,8 +79,8 @@ TEST(Models, AreRefusedByLine) {
       {changed("compute", "compute_capability = 8.0"), "x1.model:3: compute_capability (\"8.0\") must be 9.N or 10.N"},
       {changed("compute", "compute_capability = 10"), "x1.model:3: compute_capability (\"10\") must be"},
       {changed("decodes", "decodes = tcgen05 mfma"), "x1.model:18: decodes: \"mfma\" must be wgmma, tcgen05"},
-      {changed("decodes", "decodes = tcgen05.i8"), "x1.model:18: tensor_memory_columns must be 512 where"},
-      {changed("tensor", "tensor_memory_columns = 256"), "x1.model:18: tensor_memory_columns must be 512 where"},
+      {changed("decodes", "decodes = tcgen05.i8"), "x1.model:18: tensor_memory_columns must be 512 with"},
+      {changed("tensor", "tensor_memory_columns = 256"), "x1.model:18: tensor_memory_columns must be 512 with"},
       {changed("exponentials", ""), "x1.model:17: \"exponentials\" is missing"},
       {"", "x1.model:0: \"multiprocessors\" is missing"},
   };

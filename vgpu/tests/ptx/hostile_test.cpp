@@ -29,8 +29,8 @@ TEST(PtxHostile, Counts) {
       {".reg .b32 %r<-1>;", "registers (-1) must be "},
       {".reg .b32 %r<1.5>;", "registers (a fraction) must be "},
       {".shared .b8 a[99999999999];", "elements of an array (99999999999) must be "},
-      {".shared .b64 a[4294967296];", "'a' is larger than 4 GiB"},
-      {".shared .b8 a[4294967296][4294967296][4294967296];", "'a' is larger than 4 GiB"},
+      {".shared .b64 a[4294967296];", "'a' must have at most 4 GiB"},
+      {".shared .b8 a[4294967296][4294967296][4294967296];", "'a' must have at most 4 GiB"},
       {".shared .b8 a[1][1][1][1][1][1][1][1][1][1][1][1][1][1][1][1][1];", "must have at most 16 dimensions"},
       {".shared .align 4294967296 .b8 a;", "alignment (4294967296) must be "},
       {".loc 4294967296 1 1\n", "file of .loc (4294967296) must be "},
@@ -42,19 +42,19 @@ TEST(PtxHostile, Counts) {
 
 TEST(PtxHostile, FewBytesThatMeanManyAreRefused) {
   const std::string far = ".global .b8 a[2][1000000000] = {{1}, {2}};";
-  EXPECT_NE(message_of(with_preamble(far)).find("initial values take far more memory than the text"),
+  EXPECT_NE(message_of(with_preamble(far)).find("initial values need far more memory than the text"),
             std::string::npos);
 
   // Every function has all variables of the module.
   std::string square;
   for (int i = 0; i < 20000; ++i) square += ".global .b8 v" + std::to_string(i) + ";";
   for (int i = 0; i < 20000; ++i) square += ".func f" + std::to_string(i) + "(){}";
-  EXPECT_NE(message_of(with_preamble(square)).find("variables and functions take far more memory"), std::string::npos);
+  EXPECT_NE(message_of(with_preamble(square)).find("variables and functions need far more memory"), std::string::npos);
 
   // Every branch has all labels of its list.
   const std::string list = ".reg .b32 r; T: .branchtargets L" + repeated(", L", 20000) + "; L: ";
   EXPECT_NE(
-      message_of(in_kernel(list + repeated("brx.idx r, T;", 20000))).find("lists of targets take far more memory"),
+      message_of(in_kernel(list + repeated("brx.idx r, T;", 20000))).find("lists of targets need far more memory"),
       std::string::npos);
 }
 

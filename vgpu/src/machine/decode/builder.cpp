@@ -139,7 +139,8 @@ Status Builder::refuse(const ptx::Instruction& i, const std::string& why) const 
 }
 
 Status Builder::unknown(const ptx::Instruction& i, const Modifiers& words) const {
-  return words.left().empty() ? Status() : refuse(i, words.left() + " must be a supported modifier: remove it");
+  return words.left().empty() ? Status()
+                              : refuse(i, words.left() + " must be a supported modifier: remove the modifier");
 }
 
 Status Builder::fail(const ptx::Instruction& i) {
@@ -196,7 +197,8 @@ int32_t Builder::of_register(const ptx::Operand& operand, int width) {
     return inverse;
   }
   const std::string& name = frame_->function->registers[static_cast<size_t>(operand.reg)].name;
-  if (have < width || width == 0) return failing("register " + name + " must be as wide as the operand");
+  if (have < width || width == 0)
+    return failing("register " + name + " must be as wide as the operand: declare another register");
   int32_t narrow = reg;
   if (have == 16) {
     narrow = new_register(8);
@@ -257,10 +259,10 @@ int32_t Builder::source(const ptx::Operand& operand, ptx::Type type) {
         return special(operand.text == "%envreg1" ? Special::workspace_high : Special::workspace_low, width);
       }
       if (operand.text.starts_with("%envreg")) return constant(width, 0);
-      return failing("special register " + operand.text + " must be a supported one: use another");
+      return failing("special register " + operand.text + " must be supported: use another register");
     }
     case Kind::symbol: return of_symbol(operand, width);
-    default: return failing("an operand must be a register, constant or symbol");
+    default: return failing("an operand must be a register, constant or symbol: correct the operand");
   }
 }
 
@@ -307,11 +309,12 @@ bool Builder::is_constant(const ptx::Operand& operand) {
 int32_t Builder::destination(const ptx::Operand& operand, ptx::Type type) {
   const int width = width_of(type);
   if (operand.kind == ptx::Operand::Kind::sink) return new_register(width);
-  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination must be a register");
+  if (operand.kind != ptx::Operand::Kind::reg)
+    return failing("the destination must be a register: correct the operand");
   const int32_t reg = frame_->registers + operand.reg;
   if (this->width(reg) == width) return reg;
   return failing("register " + frame_->function->registers[static_cast<size_t>(operand.reg)].name +
-                 " does not have the width of its type");
+                 " must have the width of its type: declare another register");
 }
 
 int32_t Builder::address(const ptx::Operand& operand, int64_t* offset, int width) {
@@ -325,7 +328,7 @@ int32_t Builder::address(const ptx::Operand& operand, int64_t* offset, int width
     return width == 0 || width == have ? frame_->registers + base.reg : of_register(base, width);
   }
   if (base.kind != Kind::symbol && base.kind != Kind::integer && base.kind != Kind::special)
-    return failing("the address must be a register, a symbol or a number: correct it");
+    return failing("the address must be a register, a symbol or a number: correct the operand");
   const int wide = width == 0 ? 8 : width;
   return source(base, wide == 8 ? ptx::Type::b64 : ptx::Type::b32);
 }
@@ -369,10 +372,12 @@ void Builder::copy(int32_t d, int32_t a) {
 int32_t Builder::narrow_destination(const ptx::Operand& operand, ptx::Type type, int32_t* wide) {
   *wide = -1;
   if (operand.kind == ptx::Operand::Kind::sink) return new_register(width_of(type));
-  if (operand.kind != ptx::Operand::Kind::reg) return failing("the destination must be a register");
+  if (operand.kind != ptx::Operand::Kind::reg)
+    return failing("the destination must be a register: correct the operand");
   const int32_t reg = frame_->registers + operand.reg;
   const ptx::Type declared = frame_->function->registers[static_cast<size_t>(operand.reg)].type;
-  if (ptx::bits_of(declared) < ptx::bits_of(type)) return failing("the destination must be as wide as the type");
+  if (ptx::bits_of(declared) < ptx::bits_of(type))
+    return failing("the destination must be as wide as the type: declare another register");
   if (ptx::bits_of(declared) == ptx::bits_of(type)) return reg;
   *wide = reg;
   wide_bits_ = ptx::bits_of(declared);

@@ -146,8 +146,8 @@ class KernelDecoder {
 
   Status body(const Function& f, Frame* frame, int depth) {
     if (depth > kDeepestCall)
-      return Status::unsupported(f.name + ": calls are nested more than " + std::to_string(kDeepestCall) +
-                                 " deep; recursion is not executed");
+      return Status::unsupported(f.name + ": calls must be nested at most " + std::to_string(kDeepestCall) +
+                                 " deep: remove the recursion");
     frame->function = &f;
     frame->registers = static_cast<int32_t>(builder_.registers().size());
     for (const ptx::RegisterName& r : f.registers) builder_.new_register(width_of(r.type));
@@ -181,7 +181,8 @@ class KernelDecoder {
     code_->sources.push_back(&i);
     builder_.begin(i, source);
     if (code_->ops.size() > kMaxOps)
-      return builder_.refuse(i, "the kernel is larger than " + std::to_string(kMaxOps) + " operations");
+      return builder_.refuse(
+          i, "the kernel must have at most " + std::to_string(kMaxOps) + " operations: split the kernel");
     if (i.opcode == "call") return call(i, frame, depth);
     if (i.opcode == "ret" && depth > 0) {
       frame->returns.push_back(builder_.position());
@@ -189,20 +190,21 @@ class KernelDecoder {
       return {};
     }
     const auto found = decoders().find(i.opcode);
-    if (found == decoders().end()) return builder_.refuse(i, "must be a supported opcode: rewrite it");
+    if (found == decoders().end())
+      return builder_.refuse(i, "must be an opcode that the virtual GPU executes: use another instruction");
     return found->second(builder_, i);
   }
 
   Status call(const Instruction& i, Frame* frame, int depth) {
     if (i.operands.size() != 3 || i.operands[1].kind != Operand::Kind::function)
-      return builder_.refuse(i, "a call must name its function: not a register");
+      return builder_.refuse(i, "a call must name a function, not a register: write the name");
     const std::string& name = i.operands[1].text;
     const Function* callee = code_->module->find(name);
     if (callee == nullptr || !callee->has_body) return call_builtin(builder_, i, name);
     const std::vector<Operand>& results = i.operands[0].parts;
     const std::vector<Operand>& arguments = i.operands[2].parts;
     if (arguments.size() != callee->parameters.size() || results.size() != callee->results.size())
-      return builder_.refuse(i, name + " has another number of parameters");
+      return builder_.refuse(i, name + " has another number of parameters: correct the arguments");
     Frame inner;
     inner.caller = frame;
     inner.places.resize(callee->symbols.size());
@@ -290,7 +292,7 @@ Status Program::decode(std::shared_ptr<const ptx::Module> module, std::string_vi
                        std::unique_ptr<const Program>* program) {
   const ptx::Function* function = module->find(entry);
   if (function == nullptr || !function->is_entry)
-    return Status::invalid("the module has no kernel named " + std::string(entry));
+    return Status::invalid("the kernel " + std::string(entry) + " must be in the module: correct the name");
   auto made = std::make_unique<machine::DecodedProgram>();
   made->code.module = module;
   made->code.memory = machine::memory_of(module);

@@ -13,7 +13,8 @@ bool is_float(Type type) { return type != Type::none && type != Type::pred && !i
 // d = name(sources). All operands of the instruction have the type, except the sources in other_types (by index).
 Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_type,
               std::initializer_list<Type> types) {
-  if (i.operands.size() != types.size() + 1) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != types.size() + 1)
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const int32_t d = b.destination(i.operands[0], d_type);
   int32_t s[4] = {-1, -1, -1, -1};
   size_t n = 0;
@@ -29,7 +30,7 @@ Status simple(Builder& b, const Instruction& i, const std::string& name, Type d_
     case 3: found = b.emit_lanes(name, d, {s[0], s[1], s[2]}); break;
     default: found = b.emit_lanes(name, d, {s[0], s[1], s[2], s[3]}); break;
   }
-  return found ? Status() : b.refuse(i, "this form (" + name + ") must be supported: rewrite it");
+  return found ? Status() : b.refuse(i, "the form (" + name + ") must be supported: use another form");
 }
 
 // add, sub, mul, mad, min, max, ... of integers. float.cpp has their floating-point forms.
@@ -52,7 +53,7 @@ Status arithmetic(Builder& b, const Instruction& i) {
   if (!text.empty()) {
     return simple(b, i, name + "." + text, Type::b32, {Type::b32, Type::b32});
   }
-  if (type == Type::none) return b.refuse(i, "must name its type: add it");
+  if (type == Type::none) return b.refuse(i, "must name its type: add the type");
   name += "." + integer_name(type);
   Type d_type = type;
   if (part == "wide") d_type = ptx::bits_of(type) == 16 ? Type::b32 : Type::b64;
@@ -79,7 +80,7 @@ Status carrying(Builder& b, const Instruction& i) {
   const std::string part = mad ? words.take_of({"lo", "hi"}) : "";
   const Type type = words.take_type();
   if (!words.left().empty()) return b.unknown(i, words);
-  if (type == Type::none || (mad && part.empty())) return b.refuse(i, "must name its type: add it");
+  if (type == Type::none || (mad && part.empty())) return b.refuse(i, "must name its type: add the type");
   const std::string unsigned_type = str_cat("u", ptx::bits_of(type));
   const int32_t d = b.destination(i.operands[0], type);
   int32_t x = b.source(i.operands[1], type), y = b.source(i.operands[2], type);
@@ -106,7 +107,8 @@ Status add_sub_mad(Builder& b, const Instruction& i) { return i.has("cc") ? carr
 Status logic(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (type == Type::none || !words.left().empty())
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const std::string name = i.opcode + (type == Type::pred ? ".pred" : ".b" + std::to_string(ptx::bits_of(type)));
   if (i.operands.size() == 2) return simple(b, i, name, type, {type});
   return simple(b, i, name, type, {type, type});
@@ -115,7 +117,8 @@ Status logic(Builder& b, const Instruction& i) {
 Status shift(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (type == Type::none || !words.left().empty())
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   return simple(b, i, i.opcode + "." + integer_name(type), type, {type, Type::b32});
 }
 
@@ -155,7 +158,7 @@ Status by_text(Builder& b, const Instruction& i) {
     TANDEM_TRY(rest());
     return simple(b, i, name, Type::b32, {Type::b32, Type::b32, Type::b32});
   }
-  return b.refuse(i, "must have a supported form: rewrite it");
+  return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
 }
 
 Status bit_fields(Builder& b, const Instruction& i) {
@@ -163,7 +166,8 @@ Status bit_fields(Builder& b, const Instruction& i) {
   std::string name = i.opcode;
   if (words.take("shiftamt")) name += ".shiftamt";
   const Type type = words.take_type();
-  if (type == Type::none || !words.left().empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (type == Type::none || !words.left().empty())
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (i.opcode == "bfind") return simple(b, i, name + "." + integer_name(type), Type::b32, {type});
   if (i.opcode == "bfe") return simple(b, i, name + "." + integer_name(type), type, {type, Type::b32, Type::b32});
   name += ".b" + std::to_string(ptx::bits_of(type));
@@ -181,7 +185,7 @@ Status lop3(Builder& b, const Instruction& i) {
   if (combine.empty()) return simple(b, i, "lop3.b32", Type::b32, {Type::b32, Type::b32, Type::b32, Type::b32});
   // lop3.or.b32 d|p, a, b, c, table, q: p = (d != 0) or q.
   if (i.operands.size() != 6 || i.operands[0].kind != ptx::Operand::Kind::pair)
-    return b.refuse(i, "must have the operands of PTX: correct them");
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const int32_t d = b.destination(i.operands[0].parts[0], Type::b32),
                 p = b.destination(i.operands[0].parts[1], Type::pred);
   int32_t s[4];
@@ -250,7 +254,7 @@ Status setp_packed(Builder& b, const Instruction& i, Comparison c, const std::st
     b.emit_lanes("part.16.32." + std::to_string(half), u, {x});
     b.emit_lanes("part.16.32." + std::to_string(half), v, {y});
     const int32_t p = compare(b, c, u, v);
-    if (p < 0) return b.refuse(i, "must have a supported form: rewrite it");
+    if (p < 0) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
     results[half] = combine(b, with, p, q);
   }
   for (size_t half = 0; half < 2; ++half) {
@@ -267,8 +271,10 @@ Status setp(Builder& b, const Instruction& i) {
   const std::string with = words.take_of({"and", "or", "xor"});
   c.type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (c.type == Type::none || c.op.empty()) return b.refuse(i, "must have a supported form: rewrite it");
-  if (i.operands.size() != (with.empty() ? 3u : 4u)) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (c.type == Type::none || c.op.empty())
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
+  if (i.operands.size() != (with.empty() ? 3u : 4u))
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   if (c.type == Type::f16x2 || c.type == Type::bf16x2) return setp_packed(b, i, c, with);
   const bool two = i.operands[0].kind == ptx::Operand::Kind::pair;
   const int32_t x = b.source(i.operands[1], c.type), y = b.source(i.operands[2], c.type);
@@ -277,7 +283,7 @@ Status setp(Builder& b, const Instruction& i) {
   const int32_t d2 = two ? b.destination(i.operands[0].parts[1], Type::pred) : -1;
   if (b.failed()) return b.fail(i);
   const int32_t p = compare(b, c, x, y);
-  if (p < 0) return b.refuse(i, "must have a supported form: rewrite it");
+  if (p < 0) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   int32_t inverse = -1;
   if (two) {
     inverse = b.new_register(0);
@@ -302,15 +308,15 @@ Status set(Builder& b, const Instruction& i) {
   c.type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (c.type == Type::none || c.op.empty() || width_of(d_type) != 4 || width_of(c.type) == 16)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const bool packed = c.type == Type::f16x2 || c.type == Type::bf16x2;
-  if (packed) return b.refuse(i, "must have a supported form: rewrite it");
+  if (packed) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const int32_t d = b.destination(i.operands[0], d_type);
   const int32_t x = b.source(i.operands[1], c.type), y = b.source(i.operands[2], c.type);
   const int32_t q = with.empty() ? -1 : b.source(i.operands[3], Type::pred);
   if (b.failed()) return b.fail(i);
   const int32_t p = compare(b, c, x, y);
-  if (p < 0) return b.refuse(i, "must have a supported form: rewrite it");
+  if (p < 0) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   uint64_t truth = ptx::bits_of(d_type) == 16 ? 0xffff : 0xffffffff;
   if (d_type == Type::f32) truth = 0x3f800000;
   if (d_type == Type::f16) truth = 0x3c00;
@@ -323,7 +329,7 @@ Status selp(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
   if (type == Type::none || width_of(type) > 8 || !words.left().empty())
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   return simple(b, i, "select." + std::to_string(width_of(type)), type, {type, type, Type::pred});
 }
 
@@ -332,8 +338,8 @@ Status slct(Builder& b, const Instruction& i) {
   const bool ftz = words.take("ftz");
   const Type type = words.take_type(), chooser = words.take_type();
   if (chooser == Type::none || width_of(type) > 8 || !words.left().empty())
-    return b.refuse(i, "must have a supported form: rewrite it");
-  if (ftz && chooser != Type::f32) return b.refuse(i, ".ftz must be used with .f32 only: remove it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
+  if (ftz && chooser != Type::f32) return b.refuse(i, ".ftz must be used with .f32 only: remove .ftz");
   // -0 and flushed negative subnormals count as not negative, because the comparison is with 0.
   if (!ftz)
     return simple(b, i, "slct." + std::to_string(width_of(type)) + "." + ptx::name_of(chooser), type,

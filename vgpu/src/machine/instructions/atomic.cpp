@@ -162,7 +162,8 @@ Step atomic_op(Context& context, const Op& op) {
     return any;
   }();
   if (misaligned) {
-    context.finds(Rule::misaligned, op, "", "an atomic operation needs a natural alignment", true);
+    context.finds(Rule::misaligned, op, "", "an atomic operation must have a natural alignment: align the address",
+                  true);
     return Step::end;
   }
   TANDEM_EACH_LANE(lane, context.mask & ~places.nothing) one(context, detail, places, lane, &changed);
@@ -198,7 +199,7 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"};
   size_t operation = 0;
   while (operation < 10 && !words.take(names[operation])) ++operation;
-  if (operation == 10) return b.refuse(i, "must be a supported operation: rewrite it");
+  if (operation == 10) return b.refuse(i, "must be an operation that the virtual GPU executes: use another operation");
   detail->operation = static_cast<Atomic>(operation);
   take_order(words, &detail->form);
   take_space(words, &detail->form);
@@ -208,11 +209,11 @@ Status decode_atomic(Builder& b, const Instruction& i) {
   const Type type = detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || !exists(detail->operation, type)) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   const size_t first = returns ? 1 : 0;
   if (i.operands.size() < first + 2 || (detail->operation == Atomic::cas && i.operands.size() < 4))
-    return b.refuse(i, "must have the operands of PTX: correct them");
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;

@@ -41,13 +41,14 @@ bool arrive(Context& context, const Op& op, const NamedDetail& detail, uint32_t 
   const uint32_t expected =
       given ? context.row(detail.in[1])[first_lane(context.mask)] : (live + kLanes - 1) / kLanes * kLanes;
   if (given && (expected == 0 || expected % kLanes != 0)) {
-    if (!context.finds(Rule::barrier_count, op, name_of_barrier(id),
-                       "a count of " + std::to_string(expected) + " threads must be a multiple of 32"))
+    if (!context.finds(
+            Rule::barrier_count, op, name_of_barrier(id),
+            "a count of " + std::to_string(expected) + " threads must be a multiple of 32: correct the count"))
       return false;
   }
   if (barrier.arrived != 0 && (barrier.expected != expected || barrier.all_threads == given)) {
     if (!context.finds(Rule::barrier_count, op, name_of_barrier(id),
-                       "it expects " + std::to_string(expected) + " threads, but earlier arrivals expect " +
+                       "the thread expects " + std::to_string(expected) + " threads, but earlier arrivals expect " +
                            std::to_string(barrier.expected)))
       return false;
   }
@@ -75,7 +76,8 @@ Step named_op(Context& context, const Op& op) {
   const auto& detail = op.as<NamedDetail>();
   const uint32_t id = context.row(detail.in[0])[first_lane(context.mask)];
   if (id >= context.block.named.size()) {
-    context.finds(Rule::invalid_barrier, op, name_of_barrier(id), "the barrier's number must be 0 to 15", true);
+    context.finds(Rule::invalid_barrier, op, name_of_barrier(id),
+                  "the barrier's number must be 0 to 15: correct the number", true);
     return Step::end;
   }
   NamedBarrier& barrier = context.block.named[id];
@@ -125,12 +127,14 @@ Status named(Builder& b, const Instruction& i, Modifiers& words) {
     detail->use = use == "arrive" ? Use::arrive : Use::sync;
   }
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty() || i.operands.size() <= first) return b.refuse(i, "must have a supported form: rewrite it");
+  if (use.empty() || i.operands.size() <= first)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const size_t counted = use == "red" ? 2 : 1;
   detail->in = {b.source(i.operands[first], Type::b32), -1, -1};
   if (i.operands.size() > first + counted) detail->in[1] = b.source(i.operands[first + 1], Type::b32);
   if (use == "red") detail->in[2] = b.predicate(i.operands.back());
-  if (detail->use == Use::arrive && detail->in[1] < 0) return b.refuse(i, "must have a number of threads: add it");
+  if (detail->use == Use::arrive && detail->in[1] < 0)
+    return b.refuse(i, "must have a number of threads: add the operand");
   if (b.failed()) return b.fail(i);
   b.emit(named_op, std::move(detail));
   return {};
@@ -150,7 +154,7 @@ Step cluster_op(Context& context, const Op& op) {
   if (detail.arrives) {
     if ((warp.cluster_arrived & context.mask) != 0 &&
         !context.finds(Rule::over_arrival, op, "cluster barrier",
-                       "a thread arrives a second time without having waited"))
+                       "a thread arrives a second time without a wait: wait between the arrivals"))
       return Step::end;
     TANDEM_EACH_LANE(lane, context.mask) warp.cluster_generation[lane] = cluster.barrier_generation;
     cluster.barrier_arrived += __builtin_popcount(context.mask & ~warp.cluster_arrived);
@@ -161,7 +165,8 @@ Step cluster_op(Context& context, const Op& op) {
   }
   const auto lane = static_cast<uint32_t>(first_lane(context.mask));
   if ((context.mask & ~warp.cluster_arrived) != 0) {
-    context.finds(Rule::deadlock, op, "cluster barrier", "a thread that has not arrived waits", true);
+    context.finds(Rule::deadlock, op, "cluster barrier", "a thread waits that has not arrived: arrive before the wait",
+                  true);
     return Step::end;
   }
   // Threads that have ended count as arrived.
@@ -192,7 +197,7 @@ Status barrier(Builder& b, const Instruction& i) {
   const std::string order = words.take_of({"release", "relaxed", "acquire"});
   detail->aligned = words.take("aligned");
   TANDEM_TRY(b.unknown(i, words));
-  if (use.empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (use.empty()) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->arrives = use == "arrive";
   detail->order = order == "relaxed" ? Order::relaxed : Order::release;
   b.emit(cluster_op, std::move(detail));
@@ -278,7 +283,7 @@ void compare_with_group(Context& context, const Op& op, int32_t count) {
   before[nth].warps |= 1u << context.warp.index % 4;
   if (before[nth].count == count) return;
   context.finds(Rule::uneven_registers, op, "",
-                "it requests " + std::to_string(count) +
+                "the warp requests " + std::to_string(count) +
                     " registers a thread, but another warp of the warpgroup requests " +
                     std::to_string(before[nth].count) + " at " + context.grid.code->place(before[nth].source));
 }
@@ -315,11 +320,11 @@ Status setmaxnreg(Builder& b, const Instruction& i) {
   words.take("u32");
   TANDEM_TRY(b.unknown(i, words));
   if (way.empty() || i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::integer)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->more = way == "inc";
   detail->count = static_cast<int32_t>(i.operands[0].bits);
   if (detail->count < 24 || detail->count > 256 || detail->count % 8 != 0)
-    return b.refuse(i, std::to_string(detail->count) + " must be a multiple of 8 from 24 to 256");
+    return b.refuse(i, std::to_string(detail->count) + " must be a multiple of 8 from 24 to 256: correct the number");
   b.emit(registers_op, std::move(detail));
   return {};
 }

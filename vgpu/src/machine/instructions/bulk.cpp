@@ -80,7 +80,7 @@ Status decode_groups(Builder& b, const Instruction& i) {
   detail->all = what == "wait_all";
   if (what == "wait_group") {
     if (i.operands.size() != 1 || i.operands[0].kind != Operand::Kind::integer)
-      return b.refuse(i, "must have a number of groups: add it");
+      return b.refuse(i, "must have a number of groups: add the operand");
     detail->pending = static_cast<uint32_t>(i.operands[0].bits);
   }
   const Exec exec = detail->commits ? commit_op : wait_op;

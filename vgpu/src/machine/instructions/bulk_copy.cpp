@@ -36,7 +36,8 @@ struct End {
 
 bool is_aligned(Context& context, const Op& op, uint64_t address) {
   return address % kGranule == 0 ||
-         context.finds(Rule::misaligned, op, "", "the address of a bulk copy is a multiple of 16", true);
+         context.finds(Rule::misaligned, op, "",
+                       "the address of a bulk copy must be a multiple of 16: align the address", true);
 }
 
 bool resolve_global_end(Context& context, const Op& op, uint64_t address, uint32_t bytes, End* end) {
@@ -78,7 +79,9 @@ bool multicast(Context& context, const Op& op, uint32_t mask, const End& to, std
     if ((mask >> rank & 1) == 0) continue;
     if (rank >= context.cluster.blocks.size()) {
       context.finds(Rule::wrong_space, op, "",
-                    str_cat("the multicast mask names block rank ", rank, ", which the cluster does not have"), true);
+                    str_cat("the multicast mask names block rank ", rank,
+                            ", which the cluster does not have: clear this bit of the mask"),
+                    true);
       return false;
     }
     Block& block = context.cluster.blocks[rank];
@@ -90,8 +93,9 @@ bool multicast(Context& context, const Op& op, uint32_t mask, const End& to, std
 bool issue_lane(Context& context, const Op& op, const BulkDetail& detail, uint32_t lane) {
   const uint32_t bytes = context.row(detail.in[static_cast<size_t>(detail.size)])[lane];
   if (bytes % kGranule != 0 &&
-      !context.finds(Rule::misaligned, op, "",
-                     str_cat("a bulk copy of ", bytes, " bytes: the size is a multiple of 16"), true))
+      !context.finds(
+          Rule::misaligned, op, "",
+          str_cat("a bulk copy of ", bytes, " bytes must have a size that is a multiple of 16: pad the copy"), true))
     return false;
   const bool load = detail.direction == Direction::load, store = detail.direction == Direction::store;
   End to, from;
@@ -124,7 +128,8 @@ bool issue_lane(Context& context, const Op& op, const BulkDetail& detail, uint32
     if (!resolve_shared(context, op, value_of(context, detail, detail.barrier, lane), detail.cluster, 8, &barrier))
       return false;
     if (detail.multicast < 0 && barrier.block != to.block &&
-        !context.finds(Rule::invalid_barrier, op, "", "the mbarrier is not in the block that receives the data"))
+        !context.finds(Rule::invalid_barrier, op, "",
+                       "the mbarrier must be in the block that receives the data: use the mbarrier of that block"))
       return false;
     for (const End& end : destinations)
       copy.signals.push_back({detail.multicast < 0 ? barrier.block : end.block, barrier.offset, bytes});
@@ -173,7 +178,8 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, BulkDe
   words.take("noftz");
   const Type type = words.take_type();
   detail->reduction = static_cast<units::Reduction>(n);
-  if (n == 8 || !tensor_type(type, &detail->type)) return b.refuse(i, "must have a supported form: rewrite it");
+  if (n == 8 || !tensor_type(type, &detail->type))
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const Status status = units::check_reduction(detail->reduction, detail->type);
   return status.ok() ? Status() : b.refuse(i, status.message);
 }
@@ -195,12 +201,13 @@ Step store_op(Context& context, const Op& op) {
     if (!resolve_shared(context, op, value_of(context, detail, detail.to, lane), true, bytes, &to) ||
         !resolve_shared(context, op, value_of(context, detail, detail.barrier, lane), true, 8, &barrier))
       return Step::end;
-    if (to.offset % bytes != 0 &&
-        !context.finds(Rule::misaligned, op, "",
-                       str_cat("the address of a store of ", bytes, " bytes must be a multiple of this size")))
+    if (to.offset % bytes != 0 && !context.finds(Rule::misaligned, op, "",
+                                                 str_cat("the address of a store of ", bytes,
+                                                         " bytes must be a multiple of this size: align the address")))
       return Step::end;
     if (barrier.block != to.block &&
-        !context.finds(Rule::invalid_barrier, op, "", "the mbarrier is not in the block that receives the data"))
+        !context.finds(Rule::invalid_barrier, op, "",
+                       "the mbarrier must be in the block that receives the data: use the mbarrier of that block"))
       return Step::end;
     std::vector<std::byte> values(bytes);
     for (uint32_t n = 0; n < count; ++n) {
@@ -236,20 +243,21 @@ Status store_async(Builder& b, const Instruction& i, bool reduces) {
     const std::string names[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
     int n = 0;
     while (n < 8 && !words.take(names[n])) ++n;
-    if (n == 8) return b.refuse(i, "must be a supported operation: rewrite it");
+    if (n == 8) return b.refuse(i, "must be an operation that the virtual GPU executes: use another operation");
     detail->reduction = static_cast<units::Reduction>(n);
   }
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || width_of(type) > 8 || i.operands.size() != 3)
-    return b.refuse(i, "must have a supported form: rewrite it");
-  if (reduces && !tensor_type(type, &detail->type)) return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
+  if (reduces && !tensor_type(type, &detail->type))
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->element = static_cast<uint32_t>(width_of(type));
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[2]);
   const bool vector = i.operands[1].kind == Operand::Kind::vector;
   if ((vector ? i.operands[1].parts.size() : 1) != count) {
-    return b.refuse(i, "the number of registers must fit the shape");
+    return b.refuse(i, "the number of registers must fit the shape: correct the list");
   }
   for (size_t n = 0; n < count; ++n)
     detail->in.push_back(b.source(vector ? i.operands[1].parts[n] : i.operands[1], type));
@@ -292,7 +300,7 @@ Status st_bulk(Builder& b, const Instruction& i) {
   Modifiers words(i);
   for (const char* word : {"bulk", "weak", "shared::cta"}) words.take(word);
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 3) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != 3) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   auto detail = std::make_unique<ZeroDetail>();
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(b.source(i.operands[1], Type::b64));
@@ -318,7 +326,8 @@ Status decode_bulk_copy(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool store = detail->direction == Direction::store;
   const size_t expected = (store ? 3u : 4u) + (multicasts ? 1u : 0u) + (hint ? 1u : 0u) + (masked ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != expected)
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const auto add = [&](const Operand& operand, Type type) {
     detail->in.push_back(b.source(operand, type));
     return static_cast<int32_t>(detail->in.size()) - 1;

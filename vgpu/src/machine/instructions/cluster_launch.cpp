@@ -42,7 +42,8 @@ Step cancel_op(Context& context, const Op& op) {
         !resolve_shared(context, op, value_of(context, detail, detail.barrier, lane), false, 8, &barrier))
       return Step::end;
     if (to.offset % 16 != 0 &&
-        !context.finds(Rule::misaligned, op, "", "the answer has 16 bytes at a multiple of 16", true))
+        !context.finds(Rule::misaligned, op, "",
+                       "the address of the 16-byte answer must be a multiple of 16: align the address", true))
       return Step::end;
     std::array<uint32_t, 4> answer = {};
     take_cluster(context.grid, answer.data());
@@ -72,7 +73,7 @@ Status try_cancel(Builder& b, const Instruction& i, Modifiers& words) {
   for (const char* word : {"async", "shared::cta", "mbarrier::complete_tx::bytes", "b128"}) words.take(word);
   detail->multicast = words.take("multicast::cluster::all");
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != 2) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   detail->to = add_address(b, detail.get(), i.operands[0]);
   detail->barrier = add_address(b, detail.get(), i.operands[1]);
   if (b.failed()) return b.fail(i);
@@ -113,7 +114,7 @@ Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
       b.emit_lanes("shr.u32", d, {word(1), b.constant(4, 16)});
     return d;
   };
-  if (part.empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (part.empty()) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (part != "get_first_ctaid") {
     const int32_t d = b.destination(i.operands[0], Type::b32);
     if (b.failed()) return b.fail(i);
@@ -133,11 +134,12 @@ Status query_cancel(Builder& b, const Instruction& i, Modifiers& words) {
 }  // namespace
 
 Status decode_cluster_launch(Builder& b, const Instruction& i) {
-  if (!b.model().tcgen05) return b.refuse(i, b.model().name + " has no clusterlaunchcontrol");
+  if (!b.model().tcgen05)
+    return b.refuse(i, b.model().name + " has no clusterlaunchcontrol: run the kernel on vgpu:b200");
   Modifiers words(i);
   if (words.take("try_cancel")) return try_cancel(b, i, words);
   if (words.take("query_cancel") && i.operands.size() == 2) return query_cancel(b, i, words);
-  return b.refuse(i, "must have a supported form: rewrite it");
+  return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
 }
 
 }  // namespace tandem::vgpu::machine

@@ -32,10 +32,10 @@ Step brx_op(Context& context, const Op& op) {
   while (left != 0) {
     const uint32_t choice = index[first_lane(left)];
     if (choice >= detail.targets.size()) {
-      context.finds(
-          Rule::trap, op, "",
-          "index " + std::to_string(choice) + " is beyond the " + std::to_string(detail.targets.size()) + " targets",
-          true);
+      context.finds(Rule::trap, op, "",
+                    "index " + std::to_string(choice) + " must be below the number of targets (" +
+                        std::to_string(detail.targets.size()) + "): check the index",
+                    true);
       return Step::end;
     }
     uint32_t same = 0;
@@ -71,7 +71,7 @@ Status brx(Builder& b, const Instruction& i) {
   words.take("uni");
   TANDEM_TRY(b.unknown(i, words));
   if (i.operands.size() != 2 || i.operands[1].kind != Operand::Kind::vector)
-    return b.refuse(i, "must have a list of targets: add it");
+    return b.refuse(i, "must have a list of targets: add the operand");
   auto detail = std::make_unique<Detail>();
   detail->in = {b.source(i.operands[0], Type::b32)};
   detail->ends = true;
@@ -109,7 +109,7 @@ Status nothing(Builder&, const Instruction&) { return {}; }
 Status griddepcontrol(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take_of({"launch_dependents", "wait"}).empty()) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   return b.unknown(i, words);  // grids run one after the other
 }

@@ -100,7 +100,7 @@ Status convert_pair(Builder& b, const Instruction& i, const Conversion& c) {
   const int32_t d = b.narrow_destination(i.operands[0], stored, &wide);
   int32_t high = -1, low = -1;
   if (c.from == Type::f32) {
-    if (i.operands.size() != 3) return b.refuse(i, "must have the operands of PTX: correct them");
+    if (i.operands.size() != 3) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
     high = b.source(i.operands[1], Type::f32);
     low = b.source(i.operands[2], Type::f32);
     if (b.failed()) return b.fail(i);
@@ -121,7 +121,7 @@ Status convert_pair(Builder& b, const Instruction& i, const Conversion& c) {
 
 Status convert_stochastic(Builder& b, const Instruction& i, const Conversion& c) {
   if ((c.to != Type::f16x2 && c.to != Type::bf16x2) || c.from != Type::f32 || i.operands.size() != 4)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const int32_t d = b.destination(i.operands[0], Type::b32), high = b.source(i.operands[1], Type::f32);
   const int32_t low = b.source(i.operands[2], Type::f32), random = b.source(i.operands[3], Type::b32);
   if (b.failed()) return b.fail(i);
@@ -138,7 +138,7 @@ Status convert_packed(Builder& b, const Instruction& i, Modifiers& words) {
   TANDEM_TRY(b.unknown(i, words));
   const int bits = to == Type::none ? 0 : ptx::bits_of(to);
   if (bits != (bytes ? 8 : 16) || i.operands.size() != (bytes ? 4u : 3u))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const int32_t d = b.destination(i.operands[0], Type::b32), x = b.source(i.operands[1], Type::s32);
   const int32_t y = b.source(i.operands[2], Type::s32), c = bytes ? b.source(i.operands[3], Type::b32) : -1;
   if (b.failed()) return b.fail(i);
@@ -224,7 +224,7 @@ Status convert_to_integer(Builder& b, const Instruction& i, const Conversion& c)
   }
   if (!b.emit_lanes("cvt." + c.rounding + (c.ftz && from == "f32" ? ".ftz." : ".") + integer_name(c.to) + "." + from, d,
                     {a}))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   b.widen(wide, d, c.to);
   return {};
 }
@@ -246,7 +246,8 @@ Status convert_from_integer(Builder& b, const Instruction& i, const Conversion& 
   }
   const int32_t result = c.sat ? b.new_register(b.width(d)) : d;
   const Action action = lane_function(std::string("cvt.") + ptx::name_of(c.to) + "." + from);
-  if (action.shape == Shape::none) return b.refuse(i, "must have a supported form: rewrite it");
+  if (action.shape == Shape::none)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (c.fit.rounding == Rounding::rn)
     b.emit(action, result, {a});
   else
@@ -276,7 +277,7 @@ Status decode_cvt(Builder& b, const Instruction& i) {
   c.to = words.take_type();
   c.from = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (c.from == Type::none) return b.refuse(i, "must have supported types: rewrite it");
+  if (c.from == Type::none) return b.refuse(i, "must have types that the virtual GPU executes: use other types");
   if (c.rounding == "rs") return convert_stochastic(b, i, c);
   if (is_pair(c.to)) return convert_pair(b, i, c);
   if (is_real(c.to) && is_real(c.from)) return convert_real(b, i, c);

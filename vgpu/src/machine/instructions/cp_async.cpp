@@ -27,10 +27,12 @@ bool issue_lane(Context& context, const Op& op, const CopyDetail& detail, uint32
   if (!resolve_shared(context, op, value_of(context, detail, detail.to, lane), false, detail.bytes, &to)) return false;
   if ((to.offset % detail.bytes != 0 || (given != 0 && from % detail.bytes != 0)) &&
       !context.finds(Rule::misaligned, op, "",
-                     str_cat("the addresses of a copy of ", detail.bytes, " bytes must be multiples of this size")))
+                     str_cat("the addresses of a copy of ", detail.bytes,
+                             " bytes must be multiples of this size: align the addresses")))
     return false;
   if (given != 0 && (from < 0x10000 || from >= kSharedWindow)) {
-    context.finds(Rule::wrong_space, op, "", "the source is no address of global memory", true);
+    context.finds(Rule::wrong_space, op, "", "the source must be an address of global memory: correct the address",
+                  true);
     return false;
   }
   Copy copy;
@@ -101,7 +103,7 @@ Status arrive(Builder& b, const Instruction& i) {
   b.code().uses_cp_async_arrive = true;
   words.take_of({"shared", "shared::cta"});
   TANDEM_TRY(b.unknown(i, words));
-  if (i.operands.size() != 1) return b.refuse(i, "must have an address: add it");
+  if (i.operands.size() != 1) return b.refuse(i, "must have an address: add the operand");
   detail->barrier = add_address(b, detail.get(), i.operands[0]);
   if (b.failed()) return b.fail(i);
   b.emit(arrive_op, std::move(detail));
@@ -123,7 +125,7 @@ Status decode_cp_async(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   size_t operands = i.operands.size() - (hint ? 1 : 0);
   if (cache.empty() || operands < 3 || operands > 4 || i.operands[2].kind != Operand::Kind::integer)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->bytes = static_cast<uint32_t>(i.operands[2].bits);
   if (detail->bytes != 16 && (cache == "cg" || (detail->bytes != 4 && detail->bytes != 8)))
     return b.refuse(i, "a copy must have 4, 8 or 16 bytes, and with .cg 16: correct the size");

@@ -170,7 +170,8 @@ Status extreme_f32(Builder& b, const Form& f, int32_t d, std::vector<int32_t> s)
 
 Status real_f32(Builder& b, const Instruction& i, const Form& f, int32_t d, std::vector<int32_t> s) {
   const Action action = f32_action(f);
-  if (action.shape == Shape::none) return b.refuse(i, "must have a supported form: rewrite it");
+  if (action.shape == Shape::none)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (f.opcode == "min" || f.opcode == "max") return extreme_f32(b, f, d, std::move(s));
   if (f.opcode == "sub") {
     const int32_t negative = b.new_register(4);
@@ -194,7 +195,7 @@ Status real_f32(Builder& b, const Instruction& i, const Form& f, int32_t d, std:
 
 Status real_f32x2(Builder& b, const Instruction& i, const Form& f, int32_t d, std::vector<int32_t> s) {
   if (f.sat || f.nan || f.xorsign || (f.opcode != "add" && f.opcode != "sub" && f.opcode != "mul" && f.opcode != "fma"))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (f.opcode == "sub") {
     const int32_t negative = b.new_register(8);
     with_detail<InnerDetail>(b, both_halves, negative, {s[1]})->action = lane_function("sign.32");
@@ -209,7 +210,8 @@ Status real_f32x2(Builder& b, const Instruction& i, const Form& f, int32_t d, st
 
 Status real_f64(Builder& b, const Instruction& i, const Form& f, int32_t d, const std::vector<int32_t>& s) {
   const Action action = lane_function((f.opcode == "mad" ? "fma" : f.opcode) + ".f64");
-  if (action.shape == Shape::none || f.sat) return b.refuse(i, "must have a supported form: rewrite it");
+  if (action.shape == Shape::none || f.sat)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (f.rounding == Rounding::rn)
     emit_two(b, action, d, s);
   else if (s.size() == 3)
@@ -280,7 +282,7 @@ Status real_half(Builder& b, const Instruction& i, const Form& f, int32_t d, con
   if (f.opcode == "fma") detail = with_detail<HalfDetail>(b, RowsOf(fma_pair), d, {s[0], s[1], s[2]});
   if (f.opcode == "ex2") detail = with_detail<HalfDetail>(b, RowsOf(one_pair<&R::ex2_pair>), d, {s[0]});
   if (f.opcode == "tanh") detail = with_detail<HalfDetail>(b, RowsOf(one_pair<&R::tanh_pair>), d, {s[0]});
-  if (detail == nullptr) return b.refuse(i, "must have a supported form: rewrite it");
+  if (detail == nullptr) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->half = {format_of(f.type), f.ftz, f.sat, f.relu};
   if (!packed) b.emit_lanes("cvt.u32.u16", d, {d});  // the upper half stays zero
   return {};
@@ -340,7 +342,7 @@ Status decode_real(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const size_t n = sources_of(f.opcode), given = i.operands.size() - 1;
   if (given != n && !(given == 3 && (f.opcode == "min" || f.opcode == "max")))
-    return b.refuse(i, "must have the operands of PTX: correct them");
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const int32_t d = b.destination(i.operands[0], f.type);
   std::vector<int32_t> s;
   for (size_t k = 1; k < i.operands.size(); ++k) {
@@ -351,12 +353,14 @@ Status decode_real(Builder& b, const Instruction& i) {
   }
   if (b.failed()) return b.fail(i);
   if (f.source_type != Type::none && (f.type != Type::f32 || !is_half(f.source_type)))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   switch (f.type) {
     case Type::f32: return real_f32(b, i, f, d, std::move(s));
     case Type::f32x2: return real_f32x2(b, i, f, d, std::move(s));
     case Type::f64: return real_f64(b, i, f, d, s);
-    default: return is_half(f.type) ? real_half(b, i, f, d, s) : b.refuse(i, "must have a supported form: rewrite it");
+    default:
+      return is_half(f.type) ? real_half(b, i, f, d, s)
+                             : b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
 }
 
@@ -370,7 +374,7 @@ Status testp(Builder& b, const Instruction& i) {
   const int32_t d = b.destination(i.operands[0], Type::pred), a = b.source(i.operands[1], type);
   if (b.failed()) return b.fail(i);
   if (!b.emit_lanes("testp." + what + "." + ptx::name_of(type), d, {a}))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   return {};
 }
 

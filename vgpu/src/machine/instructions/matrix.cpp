@@ -28,7 +28,8 @@ bool row_addresses(Context& context, const Op& op, const MatrixDetail& detail, u
   TANDEM_EACH_LANE(lane, context.mask) addresses[lane] = static_cast<uint32_t>(places.address[lane]);
   const bool shared = ok && places.shared == context.mask;
   context.mask = all;
-  if (ok && !shared) context.finds(Rule::wrong_space, op, "", "the address is not in shared memory", true);
+  if (ok && !shared)
+    context.finds(Rule::wrong_space, op, "", "the address must be in shared memory: correct the address", true);
   return ok && shared;
 }
 
@@ -88,11 +89,12 @@ Status matrix_access(Builder& b, const Instruction& i) {
   words.take("sync");
   words.take("aligned");
   words.take_of({"shared", "shared::cta"});
-  if (!take_access(words, &detail->access)) return b.refuse(i, "must have a supported form: rewrite it");
+  if (!take_access(words, &detail->access))
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   TANDEM_TRY(b.unknown(i, words));
   const Status status = load ? units::check_load(detail->access) : units::check_store(detail->access);
   if (!status.ok()) return b.refuse(i, status.message);
-  if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != 2) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   const int32_t address = b.address(i.operands[load ? 1 : 0], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;

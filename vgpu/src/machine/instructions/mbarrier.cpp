@@ -42,8 +42,8 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   Block& block = *place.block;
   const std::string name = "mbarrier at " + std::to_string(place.offset);
   if (count == 0 || count > kMaxArrivals) {
-    context.finds(Rule::invalid_barrier, op, name, "a count of " + std::to_string(count) + " is not from 1 to 2^20 - 1",
-                  true);
+    context.finds(Rule::invalid_barrier, op, name,
+                  "the count (" + std::to_string(count) + ") must be 1 to 2^20 - 1: correct the count", true);
     return false;
   }
   uint64_t word;
@@ -55,7 +55,7 @@ bool init(Context& context, const Op& op, const SharedPlace& place, uint32_t cou
   Mbarrier& barrier = block.mbarriers[index];
   if (barrier.live && word == (kMark | index) &&
       !context.finds(Rule::invalid_barrier, op, name,
-                     "it is initialised a second time without having been invalidated"))
+                     "the mbarrier is initialised a second time: invalidate the mbarrier first"))
     return false;
   barrier = {place.offset, true, count, count, 0, 0};
   word = kMark | index;
@@ -91,7 +91,8 @@ Step arrive(Context& context, const Op& op, const MbarrierDetail& detail, const 
   if (!detail.out.empty() && detail.out[0] >= 0) context.row<uint64_t>(detail.out[0])[lane] = token_of(*barrier);
   barrier->bytes += bytes;
   if (detail.no_complete && count >= barrier->pending &&
-      !context.finds(Rule::over_arrival, op, name_of(*barrier), "an arrive.noComplete completes the phase"))
+      !context.finds(Rule::over_arrival, op, name_of(*barrier),
+                     "an arrive.noComplete must not complete the phase: use arrive"))
     return Step::end;
   if (detail.drops && barrier->expected > 0) --barrier->expected;
   return mbarrier_arrive(context.grid, actor, *place.block, *barrier, count) ? Step::next : Step::end;
@@ -146,7 +147,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   if (detail.use == Use::try_wait && last != nullptr && fragment.tried && detail.parity && passed == 0 &&
       fragment.wait.a == last->address && last->phase >= fragment.state + 2) {
     if (!context.finds(Rule::wrong_parity, op, name_of(*last),
-                       "the phase that it waits for ended, and the next one too: its parity " + std::to_string(parity) +
+                       "the awaited phase and the next phase have ended: parity " + std::to_string(parity) +
                            " means a later phase now"))
       return Step::end;
     passed = context.mask;
@@ -184,7 +185,8 @@ Step mbarrier_op(Context& context, const Op& op) {
     const uint64_t address = base + static_cast<uint64_t>(detail.offset);
     const bool generic = in_window(address, kSharedWindow);
     if (!generic && detail.form.space == ptx::Space::generic && detail.wide_address) {
-      context.finds(Rule::wrong_space, op, "", "the mbarrier's generic address is not in shared memory", true);
+      context.finds(Rule::wrong_space, op, "",
+                    "the mbarrier's generic address must be in shared memory: correct the address", true);
       return Step::end;
     }
     if (!resolve_shared(context, op, detail.wide_address ? address : static_cast<uint32_t>(address),
@@ -192,7 +194,7 @@ Step mbarrier_op(Context& context, const Op& op) {
       return Step::end;
     if (places[lane].offset % 8 != 0) {
       context.finds(Rule::misaligned, op, "mbarrier at " + std::to_string(places[lane].offset),
-                    "an mbarrier is 8 bytes at a multiple of 8", true);
+                    "the address of an mbarrier must be a multiple of 8: align the mbarrier", true);
       return Step::end;
     }
   }
@@ -306,7 +308,7 @@ bool mbarrier_complete_bytes(Grid& grid, const Actor& actor, Block& block, Mbarr
   barrier.bytes -= bytes;
   if ((barrier.bytes > kMaxBytes || barrier.bytes < -kMaxBytes) &&
       !report(grid, actor, Rule::over_arrival, name_of(barrier),
-              std::to_string(barrier.bytes) + " bytes are beyond the counter"))
+              std::to_string(barrier.bytes) + " bytes exceed the counter: expect at most 2^20 - 1 bytes per phase"))
     return false;
   check_complete(grid, block, barrier);
   return true;
@@ -327,7 +329,7 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   TANDEM_TRY(b.unknown(i, words));
   const bool results = waits || detail->use == Use::arrive;
   size_t first = results && i.operands.size() > 1 && i.operands[0].kind != Operand::Kind::address ? 1 : 0;
-  if (i.operands.size() <= first) return b.refuse(i, "must have an address: add it");
+  if (i.operands.size() <= first) return b.refuse(i, "must have an address: add the operand");
   const int32_t address = b.address(i.operands[first], &detail->offset);
   if (b.failed()) return b.fail(i);
   detail->wide_address = b.width(address) == 8;
@@ -340,8 +342,8 @@ Status decode_mbarrier(Builder& b, const Instruction& i) {
   detail->ignored = waits && detail->out.empty();
   if (b.failed()) return b.fail(i);
   if (detail->in[1] < 0 && detail->use != Use::inval && detail->use != Use::arrive)
-    return b.refuse(i, "must have more operands: add them");
-  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "must have a number of bytes: add it");
+    return b.refuse(i, "must have the operands that PTX defines: add the missing operands");
+  if (detail->expects && detail->in[1] < 0) return b.refuse(i, "must have a number of bytes: add the operand");
   b.emit(mbarrier_op, std::move(detail));
   return {};
 }

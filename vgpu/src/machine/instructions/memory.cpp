@@ -175,8 +175,8 @@ Status address_and_type(Builder& b, const Instruction& i, Modifiers& words, cons
   take_space(words, &detail->form);
   take_cache_hints(words);
   *type = words.take_type();
-  if (*type == Type::none) return b.refuse(i, "must name its type: add it");
-  if (operand.kind != Operand::Kind::address) return b.refuse(i, "must have an address: add it");
+  if (*type == Type::none) return b.refuse(i, "must name its type: add the type");
+  if (operand.kind != Operand::Kind::address) return b.refuse(i, "must have an address: add the operand");
   // Variables of the parameter space of calls lie in local memory.
   const Operand& base = operand.parts[0];
   if (base.kind == Operand::Kind::symbol && detail->form.space == Space::param) {
@@ -207,12 +207,12 @@ Status ld(Builder& b, const Instruction& i) {
   const uint32_t count = take_vector(words);
   words.take("nc");
   Type type = Type::none;
-  if (i.operands.size() < 2) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() < 2) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   TANDEM_TRY(address_and_type(b, i, words, i.operands[1], detail.get(), &type));
   TANDEM_TRY(b.unknown(i, words));
   const bool vector = i.operands[0].kind == Operand::Kind::vector;
   if ((vector ? i.operands[0].parts.size() : 1) != count) {
-    return b.refuse(i, "the number of registers must fit the shape");
+    return b.refuse(i, "the number of registers must fit the shape: correct the list");
   }
   for (size_t n = 0; n < count; ++n) {
     const Operand& d = vector ? i.operands[0].parts[n] : i.operands[0];
@@ -220,7 +220,7 @@ Status ld(Builder& b, const Instruction& i) {
     if (d.kind == Operand::Kind::sink) {
       detail->out.push_back(-1);
     } else if (d.kind != Operand::Kind::reg || static_cast<uint32_t>(width) < detail->element) {
-      return b.refuse(i, "a destination must be as wide as its type");
+      return b.refuse(i, "a destination must be as wide as its type: declare another register");
     } else {
       detail->out.push_back(b.frame()->registers + d.reg);
     }
@@ -238,12 +238,12 @@ Status st(Builder& b, const Instruction& i) {
   if (i.has("async") || i.has("bulk")) return decode_st_async(b, i);
   const uint32_t count = take_vector(words);
   Type type = Type::none;
-  if (i.operands.size() < 2) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() < 2) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   TANDEM_TRY(address_and_type(b, i, words, i.operands[0], detail.get(), &type));
   TANDEM_TRY(b.unknown(i, words));
   const bool vector = i.operands[1].kind == Operand::Kind::vector;
   if ((vector ? i.operands[1].parts.size() : 1) != count) {
-    return b.refuse(i, "the number of registers must fit the shape");
+    return b.refuse(i, "the number of registers must fit the shape: correct the list");
   }
   detail->stores_constant = true;
   for (size_t n = 0; n < count; ++n) {

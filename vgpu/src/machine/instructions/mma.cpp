@@ -59,13 +59,13 @@ Status decode_mma(Builder& b, const Instruction& i) {
   words.take("aligned");
   const std::string shape = words.take_prefix("m");
   if (std::sscanf(shape.c_str(), "m%dn%dk%d", &form.m, &form.n, &form.k) != 3)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const bool row_col = words.take("row") && words.take("col");
   form.saturate = words.take("satfinite");
   const Type d = words.take_type(), a = words.take_type(), bt = words.take_type(), c = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (!row_col || c == Type::none || i.operands.size() != 4) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   form.a = format_of(a);
   form.b = format_of(bt);
@@ -86,7 +86,7 @@ Status decode_mma(Builder& b, const Instruction& i) {
   const auto fits = [](size_t given, int wanted) { return given == static_cast<size_t>(wanted); };
   if (!fits(counts[1], units::a_registers(form)) || !fits(counts[2], units::b_registers(form)) ||
       !fits(counts[3], units::c_registers(form)) || !fits(detail->out.size(), units::d_registers(form)))
-    return b.refuse(i, "the number of registers must fit the shape");
+    return b.refuse(i, "the number of registers must fit the shape: correct the list");
   b.emit(mma_op, std::move(detail));
   return {};
 }

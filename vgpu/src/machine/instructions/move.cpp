@@ -31,7 +31,7 @@ Status unpack(Builder& b, const Instruction& i, Type type) {
       b.emit_lanes("part.32.64." + std::to_string(n % 2), d, {half});
     } else if (!b.emit_lanes("part." + std::to_string(part) + "." + std::to_string(bits) + "." + std::to_string(n), d,
                              {a})) {
-      return b.refuse(i, "must have a supported form: rewrite it");
+      return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
     }
     b.widen(wide, d, part_type);
   }
@@ -60,7 +60,7 @@ Status pack(Builder& b, const Instruction& i, Type type) {
   } else if (s.size() == 4) {
     found = b.emit_lanes(name, d, {s[0], s[1], s[2], s[3]});
   }
-  return found ? Status() : b.refuse(i, "must have a supported form: rewrite it");
+  return found ? Status() : b.refuse(i, "must have a form that the virtual GPU executes: use another form");
 }
 
 // Clocks return the number of ops that the warp has executed.
@@ -93,7 +93,8 @@ Status mov(Builder& b, const Instruction& i) {
   Modifiers words(i);
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (type == Type::none || i.operands.size() != 2) return b.refuse(i, "must have a supported form: rewrite it");
+  if (type == Type::none || i.operands.size() != 2)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (i.operands[0].kind == Operand::Kind::vector) return unpack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::vector) return pack(b, i, type);
   if (i.operands[1].kind == Operand::Kind::special) {
@@ -115,7 +116,8 @@ Status cvta(Builder& b, const Instruction& i) {
       words.take_of({"shared", "shared::cta", "shared::cluster", "local", "global", "const", "param", "param::entry"});
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (space.empty() || width_of(type) != 8) return b.refuse(i, "must have a supported form: rewrite it");
+  if (space.empty() || width_of(type) != 8)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   const int32_t d = b.destination(i.operands[0], type);
   int64_t offset = 0;
   const int32_t base = b.address(i.operands[1], &offset, 8);

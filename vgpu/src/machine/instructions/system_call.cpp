@@ -151,7 +151,7 @@ Status call_builtin(Builder& b, const Instruction& i, const std::string& name) {
   } else if (name == "__assertfail" && detail->arguments.size() >= 4) {
     b.emit(assert_op, std::move(detail));
   } else {
-    return b.refuse(i, "the module has no code for " + name);
+    return b.refuse(i, name + " must have code in the module: link its code");
   }
   return {};
 }

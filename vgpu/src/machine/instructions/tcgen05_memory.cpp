@@ -99,7 +99,7 @@ Step dealloc(Context& context, const Op& op, uint32_t address, uint32_t columns)
   if (!used) {
     return context.finds(Rule::tmem_unallocated, op,
                          str_cat("tensor memory columns ", column, " to ", column + columns - 1),
-                         "these columns are freed, but not all of them are allocated")
+                         "the instruction frees columns that are not allocated: free the allocated columns only")
                ? Step::next
                : Step::end;
   }
@@ -118,13 +118,13 @@ Step management_op(Context& context, const Op& op) {
     columns = context.row(detail.in[1])[lane];
     if (!is_count(columns)) {
       context.finds(Rule::invalid_shape, op, "",
-                    str_cat(columns, " columns: tensor memory is allocated by 32, 64, 128, 256 or 512"), true);
+                    str_cat(columns, " columns must be 32, 64, 128, 256 or 512: round the number up"), true);
       return Step::end;
     }
   }
   if (detail.what == Management::alloc && context.block.tmem_relinquished && !context.fragment.tried &&
       !context.finds(Rule::tmem_unallocated, op, "",
-                     "the block has given up its right to allocate (relinquish_alloc_permit)"))
+                     "the block has given up the right to allocate: allocate before relinquish_alloc_permit"))
     return Step::end;
   std::vector<Block*> blocks;
   const Step met = meet_peer(context, op, detail, &blocks);
@@ -142,11 +142,11 @@ Status management(Builder& b, const Instruction& i, Modifiers& words, const std:
   for (const char* word : {"sync", "aligned", "b32"}) words.take(word);
   const bool shared = !words.take_of({"shared::cta", "shared"}).empty();
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->group == 0) return b.refuse(i, "must name .cta_group: add it");
+  if (detail->group == 0) return b.refuse(i, "must name .cta_group: add the modifier");
   if (what == "relinquish_alloc_permit") {
     detail->what = Management::relinquish;
   } else {
-    if (i.operands.size() != 2) return b.refuse(i, "must have the operands of PTX: correct them");
+    if (i.operands.size() != 2) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
     if (what == "alloc") {
       detail->form.space = shared ? ptx::Space::shared : ptx::Space::generic;
       detail->form.writes = true;
@@ -179,7 +179,7 @@ bool begin_access(Context& context, const Op& op, const AccessDetail& detail, ui
       own != *address) {
     context.finds(Rule::tmem_quadrant, op, str_cat("tensor memory lane ", *address >> 16),
                   str_cat("the lanes of this warp are 32 from ", 32 * quadrant,
-                          " on, and the access uses them in spite of the address"));
+                          " on, and hardware uses these lanes for any address"));
     *address = own;
   }
   const Status status = units::check(detail.access, *address, quadrant);
@@ -282,7 +282,7 @@ Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool load
   detail->access.pack16 = !words.take_of({"pack::16b", "unpack::16b"}).empty();
   TANDEM_TRY(b.unknown(i, words));
   if (!take_shape(shape, &detail->access) || count.empty()) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   detail->access.repeat = std::atoi(count.c_str() + 1);
   const Operand& address = i.operands[loads ? 1 : 0];
@@ -290,7 +290,7 @@ Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool load
   if (halves) {
     const size_t at = loads ? 2 : 1;
     if (i.operands.size() != 3 || i.operands[at].kind != Operand::Kind::integer)
-      return b.refuse(i, "must have the offset of the second half: add it");
+      return b.refuse(i, "must have the offset of the second half: add the operand");
     detail->access.second_offset = static_cast<int32_t>(i.operands[at].bits);
   }
   const Status status = units::check(detail->access);
@@ -301,7 +301,8 @@ Status tmem_access(Builder& b, const Instruction& i, Modifiers& words, bool load
   const Operand& list = loads ? i.operands[0] : i.operands.back();
   const std::vector<Operand> registers = list.kind == Operand::Kind::vector ? list.parts : std::vector<Operand>{list};
   if (registers.size() != static_cast<size_t>(units::registers(detail->access)))
-    return b.refuse(i, str_cat("it has ", units::registers(detail->access), " registers"));
+    return b.refuse(i,
+                    str_cat("the list must have ", units::registers(detail->access), " registers: correct the list"));
   for (const Operand& r : registers) {
     if (loads)
       detail->out.push_back(b.destination(r, Type::b32));
@@ -353,14 +354,16 @@ bool use_group(Context& context, const Op& op, int32_t group) {
   int32_t& before = context.block.cta_group;
   const int32_t had = std::exchange(before, group);
   if (had == 0 || had == group) return true;
-  return context.finds(Rule::mixed_cta_group, op, "",
-                       str_cat("the instruction uses .cta_group::", group, ", one before it .cta_group::", had));
+  return context.finds(
+      Rule::mixed_cta_group, op, "",
+      str_cat("the instruction uses .cta_group::", group, ", an earlier instruction .cta_group::", had));
 }
 
 Block* peer_of(Context& context, const Op& op) {
   const auto peer = static_cast<size_t>(context.block.rank ^ 1);
   if (peer < context.cluster.blocks.size()) return &context.cluster.blocks[peer];
-  context.finds(Rule::invalid_shape, op, "", ".cta_group::2 needs a cluster with an even number of blocks", true);
+  context.finds(Rule::invalid_shape, op, "",
+                ".cta_group::2 needs a cluster with an even number of blocks: launch such a cluster", true);
   return nullptr;
 }
 
@@ -370,7 +373,7 @@ bool check_cells(Context& context, const Op& op, const Block& block, const std::
       if (column < units::kTmemColumns && block.tmem_used[column / kUnit]) continue;
       return context.finds(Rule::tmem_unallocated, op,
                            str_cat("tensor memory lane ", range.lane, ", column ", column, " of block ", block.cta),
-                           "the instruction touches a column that is not allocated");
+                           "the instruction accesses a column that is not allocated: allocate the column first");
     }
   }
   return true;
@@ -402,7 +405,7 @@ Status decode_tmem(Builder& b, const Instruction& i) {
     b.emit(what == "fence::before_thread_sync" ? Exec(fence_op<true>) : Exec(fence_op<false>), nullptr);
     return {};
   }
-  if (what.empty()) return b.refuse(i, "must have a supported form: rewrite it");
+  if (what.empty()) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   return management(b, i, words, what);
 }
 

@@ -118,7 +118,8 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
     *at = add(b.address(i.operands[n++], &offset, 4));
     *offset_at = static_cast<int32_t>(offset);
   };
-  if (i.operands.size() < (scaled ? 7u : 5u)) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() < (scaled ? 7u : 5u))
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   if (scaled) {
     scale(&detail->scale_a, &detail->scale_a_offset);
     scale(&detail->scale_b, &detail->scale_b_offset);
@@ -127,18 +128,19 @@ Status take_rest(Builder& b, const Instruction& i, bool scaled, MmaDetail* detai
     detail->mask = static_cast<int32_t>(detail->in.size());
     detail->mask_count = static_cast<int32_t>(i.operands[n].parts.size());
     if (detail->mask_count != 4 * detail->form.group)
-      return b.refuse(i, str_cat("the mask of lanes has ", 4 * detail->form.group, " parts"));
+      return b.refuse(i, str_cat("the mask of lanes must have ", 4 * detail->form.group, " parts: correct the list"));
     for (const Operand& part : i.operands[n].parts) add(b.source(part, Type::b32));
     ++n;
   }
-  if (n >= i.operands.size()) return b.refuse(i, "must have a predicate: add it");
+  if (n >= i.operands.size()) return b.refuse(i, "must have a predicate: add the operand");
   detail->accumulate = add(b.predicate(i.operands[n++]));
   if (n < i.operands.size() && i.operands[n].kind == Operand::Kind::integer && !detail->form.ws) {
     detail->scale_d = static_cast<uint32_t>(i.operands[n++].bits);
   } else if (n < i.operands.size() && detail->form.ws) {
     detail->zero_columns = add(b.source(i.operands[n++], Type::b64));
   }
-  return n == i.operands.size() ? Status() : b.refuse(i, "must have the operands of PTX: correct them");
+  return n == i.operands.size() ? Status()
+                                : b.refuse(i, "must have the operands that PTX defines: correct the operands");
 }
 
 }  // namespace
@@ -158,7 +160,7 @@ Status decode_tmem_mma(Builder& b, const Instruction& i, Modifiers& words) {
   }
   TANDEM_TRY(b.unknown(i, words));
   if (form.group == 0 || !take_kind(kind, &form) || i.operands.size() < 5)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (form.kind == units::TmmaKind::i8 && !b.model().tcgen05_i8)
     return b.refuse(i, "must not multiply integers on " + b.model().name + ": use another kind");
   form.a_in_tmem = i.operands[1].kind == Operand::Kind::address;

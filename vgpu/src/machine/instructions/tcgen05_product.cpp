@@ -96,12 +96,12 @@ Status cp(Builder& b, const Instruction& i, Modifiers& words) {
                                                           : Copy::Multicast::none;
   if (words.take("b8x16")) {
     const std::string source = words.take_of({"b4x16_p64", "b6x16_p32"});
-    if (source.empty()) return b.refuse(i, "must have a supported form: rewrite it");
+    if (source.empty()) return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
     detail->copy.source = source == "b4x16_p64" ? Copy::Source::b4x16_p64 : Copy::Source::b6x16_p32;
   }
   TANDEM_TRY(b.unknown(i, words));
   if (!known || detail->group == 0 || i.operands.size() != 2) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   const Status status = units::check(detail->copy);
   if (!status.ok()) return b.refuse(i, status.message);
@@ -157,7 +157,8 @@ Status shift(Builder& b, const Instruction& i, Modifiers& words) {
   detail->group = take_group(words);
   words.take("down");
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->group == 0 || i.operands.size() != 1) return b.refuse(i, "must have a supported form: rewrite it");
+  if (detail->group == 0 || i.operands.size() != 1)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   int64_t offset = 0;
   detail->in.push_back(b.address(i.operands[0], &offset, 4));
   detail->offset = static_cast<int32_t>(offset);
@@ -187,7 +188,9 @@ bool issue_commit(Context& context, const Op& op, const CommitDetail& detail, ui
       if ((mask >> rank & 1) == 0) continue;
       if (rank >= context.cluster.blocks.size()) {
         context.finds(Rule::wrong_space, op, "",
-                      str_cat("the multicast mask names block rank ", rank, ", which the cluster does not have"), true);
+                      str_cat("the multicast mask names block rank ", rank,
+                              ", which the cluster does not have: clear this bit of the mask"),
+                      true);
         return false;
       }
       signalled.push_back(&context.cluster.blocks[rank]);
@@ -239,7 +242,7 @@ Status commit(Builder& b, const Instruction& i, Modifiers& words) {
   words.take("b64");
   TANDEM_TRY(b.unknown(i, words));
   if (detail->group == 0 || i.operands.size() != (multicast ? 2u : 1u))
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->barrier = add_address(b, detail.get(), i.operands[0]);
   detail->in.push_back(multicast ? b.source(i.operands[1], Type::b16) : -1);
   if (b.failed()) return b.fail(i);
@@ -248,7 +251,7 @@ Status commit(Builder& b, const Instruction& i, Modifiers& words) {
 }
 
 Status tcgen05(Builder& b, const Instruction& i) {
-  if (!b.model().tcgen05) return b.refuse(i, b.model().name + " has no tensor memory");
+  if (!b.model().tcgen05) return b.refuse(i, b.model().name + " has no tensor memory: run the kernel on vgpu:b200");
   Modifiers words(i);
   b.code().uses_tcgen05 = true;
   const std::string what = words.take_of({"mma", "commit", "cp", "shift"});

@@ -41,7 +41,8 @@ bool destinations(Context& context, const Op& op, const TensorDetail& detail, ui
     if ((mask >> rank & 1) == 0) continue;
     if (rank >= context.cluster.blocks.size()) {
       context.finds(Rule::wrong_space, op, "",
-                    "the multicast mask names block rank " + std::to_string(rank) + ", which the cluster does not have",
+                    "the multicast mask names block rank " + std::to_string(rank) +
+                        ", which the cluster does not have: clear this bit of the mask",
                     true);
       return false;
     }
@@ -61,7 +62,7 @@ bool issue_load(Context& context, const Op& op, const TensorDetail& detail, uint
     return false;
   if (!detail.pair && detail.multicast < 0 && barrier.block != addressed &&
       !context.finds(Rule::invalid_barrier, op, "",
-                     "the mbarrier is not in the block that receives the data; that needs .cta_group::2"))
+                     "the mbarrier must be in the block that receives the data: use that block, or .cta_group::2"))
     return false;
   std::vector<Block*> blocks;
   if (!destinations(context, op, detail, lane, addressed, &blocks)) return false;
@@ -158,20 +159,21 @@ Status take_reduction(Builder& b, const Instruction& i, Modifiers& words, Tensor
     detail->reduction = static_cast<units::Reduction>(n);
     return {};
   }
-  return b.refuse(i, "must be a supported operation: rewrite it");
+  return b.refuse(i, "must be an operation that the virtual GPU executes: use another operation");
 }
 
 // [map, {x, y}]
 Status take_box(Builder& b, const Instruction& i, const Operand& operand, TensorDetail* detail) {
   if (operand.kind != Operand::Kind::address || operand.parts.size() != 2 ||
       operand.parts[1].kind != Operand::Kind::vector)
-    return b.refuse(i, "must have an operand [map, {coordinates}]: add it");
+    return b.refuse(i, "must have an operand [map, {coordinates}]: add the operand");
   detail->map = add_address(b, detail, operand);
   detail->coordinates = static_cast<int32_t>(detail->in.size());
   for (const Operand& c : operand.parts[1].parts) detail->in.push_back(b.source(c, Type::b32));
   detail->coordinate_count = static_cast<int32_t>(operand.parts[1].parts.size());
   const int32_t expected = detail->mode == units::BoxMode::rows4 ? 5 : detail->rank;
-  if (detail->coordinate_count != expected) return b.refuse(i, "the number of coordinates must be the rank");
+  if (detail->coordinate_count != expected)
+    return b.refuse(i, "the number of coordinates must be the rank: correct the list");
   return {};
 }
 
@@ -199,7 +201,8 @@ Status decode_tensor_copy(Builder& b, const Instruction& i) {
   detail->rank = rank[0] - '0';
   const bool load = detail->direction == Direction::load;
   const size_t expected = (load ? 3u : 2u) + (multicast ? 1u : 0u) + (hint ? 1u : 0u);
-  if (i.operands.size() != expected) return b.refuse(i, "must have the operands of PTX: correct them");
+  if (i.operands.size() != expected)
+    return b.refuse(i, "must have the operands that PTX defines: correct the operands");
   TANDEM_TRY(take_box(b, i, i.operands[load ? 1 : 0], detail.get()));
   detail->shared = add_address(b, detail.get(), i.operands[load ? 0 : 1]);
   if (load) detail->barrier = add_address(b, detail.get(), i.operands[2]);

@@ -53,13 +53,13 @@ bool take_field(Modifiers& words, units::MapField* field) {
 Status replace(Builder& b, const Instruction& i, Modifiers& words) {
   auto detail = std::make_unique<ReplaceDetail>();
   words.take("tile");
-  if (!take_field(words, &detail->field)) return b.refuse(i, "must name a field of PTX: correct it");
+  if (!take_field(words, &detail->field)) return b.refuse(i, "must name a field that PTX defines: correct the field");
   take_space(words, &detail->form);
   words.take("b1024");
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (type == Type::none || i.operands.size() < 2 || i.operands.size() > 3)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   if (i.operands.size() == 3) {
     if (i.operands[1].kind != Operand::Kind::integer) {
       return b.refuse(i, "the dimension must be a constant: write a number");
@@ -129,7 +129,7 @@ Status decode_tensor_map(Builder& b, const Instruction& i) {
   Modifiers words(i);
   if (words.take("replace")) return replace(b, i, words);
   if (words.take("cp_fenceproxy")) return copy(b, i, words);
-  return b.refuse(i, "must have a supported form: rewrite it");
+  return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
 }
 
 }  // namespace tandem::vgpu::machine

@@ -33,7 +33,7 @@ Step for_each_group(Context& context, const Op& op, int32_t mask_row, Act&& act)
   const auto check_members = [&](uint32_t group) {
     if ((group & ~members_of(group)) != 0)
       context.finds(Rule::divergent_aligned, op, "",
-                    "a lane that is not in its own member mask executes the instruction");
+                    "a lane executes the instruction without its own bit in the member mask: add the bit");
   };
   uint32_t group = lanes_of_first_mask(context, mask_row);
   if (group == all) {
@@ -58,7 +58,7 @@ Step for_each_group(Context& context, const Op& op, int32_t mask_row, Act&& act)
     if ((missing & all) != 0)
       context.finds(Rule::divergent_aligned, op, "",
                     str_cat("lane ", first_lane(group), " has lane ", first_lane(missing & all),
-                            " in its member mask, which names another mask"));
+                            " in the member mask, but that lane has another mask"));
   }
   context.mask = all;
   if (!complete) return split_fragment(context, {groups.data(), count});
@@ -133,7 +133,7 @@ Status shfl(Builder& b, const Instruction& i) {
   words.take("b32");
   TANDEM_TRY(b.unknown(i, words));
   if (mode.empty() || i.operands.size() != 5 || !i.has("sync")) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   auto detail = std::make_unique<ShuffleDetail>();
   detail->mode = mode == "up"     ? Shuffle::up
@@ -180,7 +180,7 @@ Status decode_vote(Builder& b, const Instruction& i) {
   words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (mode.empty() || i.operands.size() != 3 || !i.has("sync")) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   auto detail = std::make_unique<VoteDetail>();
   detail->mode = mode == "all" ? Vote::all : mode == "any" ? Vote::any : mode == "uni" ? Vote::uni : Vote::ballot;
@@ -226,7 +226,7 @@ Status decode_match(Builder& b, const Instruction& i) {
   const Type type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (mode.empty() || type == Type::none || i.operands.size() != 3) {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   auto detail = std::make_unique<MatchDetail>();
   detail->all = mode == "all";
@@ -290,7 +290,8 @@ Status decode_redux(Builder& b, const Instruction& i) {
   detail->propagate_nan = words.take("NaN");
   detail->type = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
-  if (detail->operation.empty() || i.operands.size() != 3) return b.refuse(i, "must have a supported form: rewrite it");
+  if (detail->operation.empty() || i.operands.size() != 3)
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   detail->out = {b.destination(i.operands[0], detail->type)};
   detail->in = {b.source(i.operands[1], detail->type), b.source(i.operands[2], Type::b32)};
   if (b.failed()) return b.fail(i);
@@ -356,7 +357,7 @@ constexpr Family kFamilies[] = {
 
 Status decode_warp_sync(Builder& b, const Instruction& i) {
   auto detail = std::make_unique<Detail>();
-  if (i.operands.size() != 1) return b.refuse(i, "must have a member mask: add it");
+  if (i.operands.size() != 1) return b.refuse(i, "must have a member mask: add the operand");
   detail->in = {b.source(i.operands[0], Type::b32)};
   if (b.failed()) return b.fail(i);
   b.emit(warp_sync_op, std::move(detail));

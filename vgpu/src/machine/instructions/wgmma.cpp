@@ -109,16 +109,17 @@ bool check_registers(Context& context, const Op& op, const WgmmaDetail& detail) 
   const bool late_a = late(detail.in, detail.a_count);
   if (late_a || late(detail.out, detail.out.size())) {
     if (late_a || warp.fences == warp.fences_at_wait)
-      context.finds(Rule::missing_wgmma_fence, op, "",
-                    "a register of the product has been touched since the last wgmma.fence (or there was none)");
+      context.finds(
+          Rule::missing_wgmma_fence, op, "",
+          "an instruction has accessed a register of the product since the last wgmma.fence, or no fence has run");
     else
       context.finds(Rule::late_wgmma_write, op, "",
-                    "a register that the product adds to, or writes, has been accessed after the wgmma.fence");
+                    "an instruction has accessed an accumulator register of the product after the wgmma.fence");
   }
   for (size_t n = 0; n < detail.a_count && detail.form.a_in_registers; ++n) {
     if (warp.mma_writes[row_of(detail.in[n])] <= warp.groups_waited) continue;
     if (!context.finds(Rule::pending_register, op, "",
-                       "a register of A is written by an outstanding wgmma: no wgmma.wait_group covers it yet"))
+                       "an outstanding wgmma writes a register of A, and no wgmma.wait_group covers that wgmma yet"))
       return false;
   }
   return true;
@@ -224,9 +225,10 @@ Step mma_op(Context& context, const Op& op) {
   if (!is_whole(context, op, Exited::matter)) return Step::end;
   const int group = warp.index / kWarps, member = warp.index % kWarps;
   if ((group + 1) * kWarps > context.grid.warps) {
-    context.finds(
-        Rule::divergent_aligned, op, "",
-        "the last " + std::to_string(context.grid.warps % kWarps) + " warps of the block are no whole warpgroup", true);
+    context.finds(Rule::divergent_aligned, op, "",
+                  "the last " + std::to_string(context.grid.warps % kWarps) +
+                      " warps of the block must form a whole warpgroup: launch a multiple of 128 threads",
+                  true);
     return Step::end;
   }
   if (!check_registers(context, op, detail)) return Step::end;
@@ -274,17 +276,19 @@ Status take_flags(Builder& b, const Instruction& i, WgmmaDetail* detail) {
   units::WgmmaForm& form = detail->form;
   const size_t count = i.operands.size();
   for (size_t n = 4; n < count; ++n)
-    if (i.operands[n].kind != Operand::Kind::integer) return b.refuse(i, "the last operands must be constants");
+    if (i.operands[n].kind != Operand::Kind::integer)
+      return b.refuse(i, "the last operands must be constants: write numbers");
   if (count > 4) {
-    if (count < 6) return b.refuse(i, "must have the operands of PTX: correct them");
+    if (count < 6) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
     for (size_t n = 4; n < 6; ++n)
-      if (flag(n) != 1 && flag(n) != -1) return b.refuse(i, "the scales of A and B must be 1 or -1");
+      if (flag(n) != 1 && flag(n) != -1)
+        return b.refuse(i, "the scales of A and B must be 1 or -1: correct the operands");
     form.negate_a = flag(4) == -1;
     form.negate_b = flag(5) == -1;
   }
   const size_t transposed = form.a_in_registers ? 1 : 2;
   if (count > 6) {
-    if (count != 6 + transposed) return b.refuse(i, "must have the operands of PTX: correct them");
+    if (count != 6 + transposed) return b.refuse(i, "must have the operands that PTX defines: correct the operands");
     if (transposed == 2) form.transpose_a = flag(6) != 0;
     form.transpose_b = flag(count - 1) != 0;
   }
@@ -300,7 +304,7 @@ Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   const Type d = words.take_type(), a = words.take_type(), bt = words.take_type();
   TANDEM_TRY(b.unknown(i, words));
   if (bt == Type::none || !take_shape(shape, &form) || i.operands.size() < 4)
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   form.d = d == Type::f16 ? units::Sum::f16 : d == Type::s32 ? units::Sum::s32 : units::Sum::f32;
   form.a = format_of(a);
   form.b = format_of(bt);
@@ -310,9 +314,10 @@ Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
   if (!status.ok()) return b.refuse(i, status.message);
   if (i.operands[0].kind != Operand::Kind::vector ||
       i.operands[0].parts.size() != static_cast<size_t>(units::d_registers(form)))
-    return b.refuse(i, "D has " + std::to_string(units::d_registers(form)) + " registers");
+    return b.refuse(i, "D has " + std::to_string(units::d_registers(form)) + " registers: correct the list");
   if (form.a_in_registers) {
-    if (i.operands[1].parts.size() != units::kWgmmaARegisters) return b.refuse(i, "A has 4 registers");
+    if (i.operands[1].parts.size() != units::kWgmmaARegisters)
+      return b.refuse(i, "A has 4 registers: correct the list");
     for (const Operand& r : i.operands[1].parts) detail->in.push_back(b.source(r, Type::b32));
     detail->a_count = detail->in.size();
   } else {
@@ -336,7 +341,7 @@ Status mma_async(Builder& b, const Instruction& i, Modifiers& words) {
 }
 
 Status wgmma_family(Builder& b, const Instruction& i) {
-  if (!b.model().wgmma) return b.refuse(i, std::string(b.model().name) + " has no wgmma");
+  if (!b.model().wgmma) return b.refuse(i, std::string(b.model().name) + " has no wgmma: run the kernel on vgpu:h200");
   Modifiers words(i);
   const std::string what = words.take_of({"mma_async", "fence", "commit_group", "wait_group"});
   words.take("sync");
@@ -356,7 +361,7 @@ Status wgmma_family(Builder& b, const Instruction& i) {
     if (detail->pending == 0) detail->releases = Hold::mma;
     b.emit(wait_op, std::move(detail));
   } else {
-    return b.refuse(i, "must have a supported form: rewrite it");
+    return b.refuse(i, "must have a form that the virtual GPU executes: use another form");
   }
   return {};
 }

@@ -165,8 +165,8 @@ void report_uneven_registers(Block& block) {
       if (r.warps == all) continue;
       const Actor actor{block.cta, first + first_lane(r.warps), 0, r.source};
       report(*block.cluster->grid, actor, Rule::uneven_registers, "",
-             "it was executed by " + std::to_string(__builtin_popcount(r.warps)) + " of the " +
-                 std::to_string(__builtin_popcount(all)) + " warps of the warpgroup");
+             "only " + std::to_string(__builtin_popcount(r.warps)) + " of the " +
+                 std::to_string(__builtin_popcount(all)) + " warps of the warpgroup executed the setmaxnreg");
     }
   }
 }
@@ -211,9 +211,9 @@ void end_block(Block& block) {
   Grid& grid = *block.cluster->grid;
   const Actor actor{block.cta, -1, 0, -1};
   if (const AsyncRef op = block.cluster->async.find(1u << block.rank); op) {
-    report(grid, op->issuer, Rule::live_at_exit, "",
-           "block " + std::to_string(block.cta) +
-               " has ended, but this operation, which uses its shared memory, is still outstanding");
+    report(
+        grid, op->issuer, Rule::live_at_exit, "",
+        "block " + std::to_string(block.cta) + " has ended, but this operation still uses the block's shared memory");
   }
   uint32_t columns = 0;
   for (const bool used : block.tmem_used) columns += used ? 32 : 0;

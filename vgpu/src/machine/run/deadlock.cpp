@@ -34,7 +34,7 @@ std::string text_of(const Block& block, const Fragment& fragment) {
                       barrier.pending, barrier.expected, static_cast<long long>(barrier.bytes));
         return text;
       }
-      return "waits for an mbarrier that does not exist any more";
+      return "waits for an mbarrier that has been invalidated";
     case WaitKind::wgmma: return "waits for a matrix product that its whole warpgroup has not issued";
     case WaitKind::bulk: return "waits for bulk copies";
     case WaitKind::cp_async: return "waits for cp.async copies";
@@ -84,7 +84,7 @@ void report_deadlock(Cluster& cluster) {
       if (fragment.mask != 0 && fragment.tried && actor.instruction < 0)
         actor = {warp->block->cta, warp->index, fragment.mask,
                  cluster.grid->code->ops[static_cast<size_t>(fragment.pc)].source};
-  report(*cluster.grid, actor, Rule::deadlock, "", "no warp can go on:" + stuck_table(cluster), true);
+  report(*cluster.grid, actor, Rule::deadlock, "", "no warp can continue:" + stuck_table(cluster), true);
 }
 
 }  // namespace tandem::vgpu::machine

@@ -30,7 +30,7 @@ void check(Context& context, const Op& op, int32_t at, bool writes) {
     context.finds(Rule::pending_register, op, "",
                   std::string(writes ? "the instruction writes a register that an outstanding wgmma "
                                      : "the instruction reads a register that an outstanding wgmma ") +
-                      (h.mma_write ? "writes" : "reads") + ": no wgmma.wait_group covers it yet");
+                      (h.mma_write ? "writes" : "reads") + ": no wgmma.wait_group covers that wgmma yet");
     return;
   }
   if (!h.tmem_load) return;

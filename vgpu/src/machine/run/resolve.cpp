@@ -94,7 +94,8 @@ class Resolver {
       }
       default:
         if (address < kLowestGlobal || address >= kSharedWindow) {
-          context_.finds(Rule::wrong_space, op_, hex(address), hex(address) + " is no address of global memory", true);
+          context_.finds(Rule::wrong_space, op_, hex(address),
+                         hex(address) + " must be an address of global memory: correct the address", true);
           return false;
         }
         places_->global |= bit;
@@ -147,14 +148,15 @@ bool resolve_shared(Context& context, const Op& op, uint64_t address, bool clust
                     rank >= context.cluster.blocks.size()
                         ? "the cluster has no block of rank " + std::to_string(rank)
                         : "the address is in the shared memory of block rank " + std::to_string(rank) +
-                              ", but the instruction reaches its own block's alone",
+                              ", but the instruction reaches only the memory of its block",
                     true);
       return false;
     }
     block = &context.cluster.blocks[rank];
     if (block->threads_alive == 0) {
       context.finds(Rule::live_at_exit, op, "shared " + hex(address),
-                    "block " + std::to_string(block->cta) + " has ended: its shared memory is gone");
+                    "block " + std::to_string(block->cta) +
+                        " has ended: keep the block running until the last access to its memory");
     }
   }
   if (offset < kReservedShared || uint64_t{offset} + bytes > block->shared.size()) {
@@ -183,9 +185,9 @@ bool resolve(Context& context, const Op& op, const AccessForm& form, RegisterAdd
     if (!resolver.lane(lane, a)) return false;
   }
   if ((low_bits & (form.alignment - 1)) != 0) {
-    if (!context.finds(
-            Rule::misaligned, op, "",
-            "the address of an access of " + std::to_string(form.alignment) + " bytes must be a multiple of this size"))
+    if (!context.finds(Rule::misaligned, op, "",
+                       "the address of an access of " + std::to_string(form.alignment) +
+                           " bytes must be a multiple of this size: align the address"))
       return false;
   }
   if (context.grid.observer != nullptr) announce(context, op, form, places);

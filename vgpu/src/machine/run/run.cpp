@@ -34,12 +34,13 @@ Status check_cluster(const LaunchDescription& launch, const Model& model, const 
       (cluster.x != required[0] || cluster.y != std::max(required[1], 1u) || cluster.z != std::max(required[2], 1u)))
     return refuse("the kernel requires clusters of " +
                   text({required[0], std::max(required[1], 1u), std::max(required[2], 1u)}) + " blocks, not " +
-                  text(cluster));
+                  text(cluster) + ": launch such clusters");
   if (blocks < 1 || blocks > model.max_cluster)
     return refuse("a cluster of " + text(cluster) + " blocks is beyond the " + std::to_string(model.max_cluster) +
-                  " that " + model.name + " has");
+                  " that " + model.name + " has: launch a smaller cluster");
   if (launch.grid.x % cluster.x != 0 || launch.grid.y % cluster.y != 0 || launch.grid.z % cluster.z != 0)
-    return refuse("the grid of " + text(launch.grid) + " blocks is no multiple of its clusters of " + text(cluster));
+    return refuse("the grid of " + text(launch.grid) + " blocks must be a multiple of the cluster, " + text(cluster) +
+                  ": correct the grid");
   return {};
 }
 
@@ -47,11 +48,13 @@ Status check_launch(const LaunchDescription& launch, const Model& model, const C
   const ptx::Function& f = *code.function;
   const int64_t threads = product(launch.block);
   if (product(launch.grid) < 1 || threads < 1)
-    return refuse("a grid of " + text(launch.grid) + " blocks of " + text(launch.block) + " threads is empty");
-  if (product(launch.grid) > INT32_MAX) return refuse("a grid of " + text(launch.grid) + " blocks is too large");
+    return refuse("a grid of " + text(launch.grid) + " blocks of " + text(launch.block) +
+                  " threads must not be empty: launch at least one block of one thread");
+  if (product(launch.grid) > INT32_MAX)
+    return refuse("a grid of " + text(launch.grid) + " blocks must have fewer than 2^31 blocks: launch fewer");
   if (threads > model.max_threads_per_block)
     return refuse(std::to_string(threads) + " threads in a block are beyond the " +
-                  std::to_string(model.max_threads_per_block) + " that " + model.name + " has");
+                  std::to_string(model.max_threads_per_block) + " that " + model.name + " has: launch fewer threads");
   int64_t most = 1, required = 1;
   for (int i = 0; i < 3; ++i) {
     most *= std::max(f.max_threads[i], 1);
@@ -59,17 +62,17 @@ Status check_launch(const LaunchDescription& launch, const Model& model, const C
   }
   if (f.max_threads[0] != 0 && threads > most)
     return refuse("the kernel is compiled for at most " + std::to_string(most) +
-                  " threads in a block (.maxntid), not " + std::to_string(threads));
+                  " threads in a block (.maxntid): launch fewer than " + std::to_string(threads));
   if (f.required_threads[0] != 0 && threads != required)
     return refuse("the kernel is compiled for " + std::to_string(required) + " threads in a block (.reqntid), not " +
-                  std::to_string(threads));
+                  std::to_string(threads) + ": correct the block");
   const int64_t shared = int64_t{code.dynamic_shared_at} - kReservedShared + launch.dynamic_shared_bytes;
   if (shared > model.shared_bytes_per_block)
     return refuse(std::to_string(shared) + " bytes of shared memory in a block are beyond the " +
-                  std::to_string(model.shared_bytes_per_block) + " that " + model.name + " has");
+                  std::to_string(model.shared_bytes_per_block) + " that " + model.name + " has: request less");
   if (static_cast<int64_t>(launch.parameters.size()) != code.parameter_bytes)
     return refuse("the kernel has " + std::to_string(code.parameter_bytes) + " bytes of parameters, not " +
-                  std::to_string(launch.parameters.size()));
+                  std::to_string(launch.parameters.size()) + ": correct the arguments");
   return {};
 }
 

@@ -12,7 +12,7 @@ void check_written(Context& context, const Op& op) {
     if (missing == 0) return;
     report(context.grid, {context.block.cta, context.warp.index, missing, op.source}, Rule::unwritten_register,
            "register " + context.grid.code->may_be_unwritten[static_cast<size_t>(number)],
-           "it is read, but no instruction has written it");
+           "the instruction reads the register, but no instruction has written the register");
   };
   if (use.guard >= 0) read(use.guard, context.fragment.mask);
   uint32_t lanes = context.mask;

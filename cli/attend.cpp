@@ -36,7 +36,8 @@ io::FileTensor in_four_dimensions(io::FileTensor view, const std::string& what) 
   auto& shape = view.shape;
   if (shape.size() < 2 || shape.size() > 4) {
     throw io::InputError(what + ": shape " + io::shape_text(shape) +
-                         " must be (batch, seqlen, heads, head_dim), or without batch, or without batch and heads");
+                         " must be (batch, seqlen, heads, head_dim), (seqlen, heads, head_dim) or (seqlen, head_dim): "
+                         "reshape the tensor");
   }
   if (shape.size() == 2) shape.insert(shape.begin() + 1, 1);
   if (shape.size() == 3) shape.insert(shape.begin(), 1);
@@ -46,7 +47,8 @@ io::FileTensor in_four_dimensions(io::FileTensor view, const std::string& what) 
 Buffer Attend::load(const io::FileTensor& view, const std::string& what) const {
   Buffer buffer = buffer_from(in_four_dimensions(view, what), what, dtype == "bf16");
   if (buffer.dtype() == DType::boolean || buffer.dtype() == DType::i32)
-    throw io::InputError(what + ": is " + io::name_of(view.element) + "; F32, BF16, F16 and F64 are served");
+    throw io::InputError(what + ": is " + io::name_of(view.element) +
+                         " and must be F32, BF16, F16 or F64: convert the tensor");
   return dtype.empty() || dtype_from(dtype) == buffer.dtype() ? std::move(buffer) : buffer.converted(dtype_from(dtype));
 }
 
@@ -84,8 +86,9 @@ Inputs Attend::load_inputs() const {
              std::all_of(files.begin(), files.end(), [](const auto& file) { return file.ends_with(".npy"); })) {
     load_npy(in);
   } else {
-    throw io::InputError("files (" + std::to_string(files.size()) +
-                         ") must be one .safetensors file, or the .npy files of q, k and v and optionally of dout");
+    throw io::InputError(
+        "files (" + std::to_string(files.size()) +
+        ") must be one .safetensors file, or three or four .npy files: pass q, k, v and optionally dout");
   }
   if (grad && !in.dout) {
     Random random(seed);
@@ -108,7 +111,7 @@ void Attend::save(const Results& results) const {
   }
   std::error_code failure;
   fs::create_directories(out, failure);
-  if (failure) throw io::InputError(out + ": cannot be created: " + failure.message());
+  if (failure) throw io::InputError(out + ": cannot be created: " + failure.message() + "; check the path");
   for (const io::FileTensor& tensor : tensors) {
     const std::string path = (fs::path(out) / (tensor.name + ".npy")).string();
     io::write_npy(path, tensor);

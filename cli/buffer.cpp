@@ -113,8 +113,7 @@ Buffer buffer_from(const io::FileTensor& view, const std::string& what, bool raw
   io::Element element = view.element;
   if (element == io::Element::raw16) {
     if (!raw16_is_bf16)
-      throw io::InputError(
-          what + ": has two bytes without a meaning per element (V2); give --dtype bf16 if they are bfloat16");
+      throw io::InputError(what + ": the type V2 has no meaning: pass --dtype bf16 if the elements are bfloat16");
     element = io::Element::bf16;
   }
   for (const Kind& kind : kinds) {
@@ -123,7 +122,8 @@ Buffer buffer_from(const io::FileTensor& view, const std::string& what, bool raw
     std::memcpy(result.data(), view.data.data(), view.data.size());
     return result;
   }
-  throw io::InputError(what + ": is " + io::name_of(element) + "; F32, BF16, F16 and F64 are served");
+  throw io::InputError(what + ": is " + io::name_of(element) +
+                       " and must be F32, BF16, F16 or F64: convert the tensor");
 }
 
 DType dtype_from(const std::string& name) {

@@ -59,7 +59,7 @@ gpu::Properties CardFlags::properties() const {
     if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return properties_of(device);
     throw io::InputError(
         "--device (" + device +
-        ") must be cuda, cuda:N or vgpu:MODEL, because only GPUs have a plan: " + "without a GPU pass --gpu h200");
+        ") must be cuda, cuda:N or vgpu:MODEL, because only GPUs have a plan: " + "pass --gpu h200 without a GPU");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();

@@ -66,7 +66,7 @@ Words words_of(const io::Safetensors& file, const std::string& path) {
   if (found == file.metadata.end()) return {};
   Words words;
   const auto refuse = [&] {
-    return io::InputError(path + ": __metadata__: \"tokens\" must be JSON, a list of words for each sequence");
+    return io::InputError(path + ": __metadata__: \"tokens\" must be JSON: write a list of words for each sequence");
   };
   try {
     const io::Json json = io::parse_json(found->second);
@@ -109,7 +109,7 @@ void load_file(const std::string& path, const ToolEngine& engine, std::vector<La
     in.v = get(name + ".v");
     if (in.q.shape().size() != 4 || in.v.shape().size() != 4)
       throw io::InputError(path + ": tensor " + io::in_quotes(name + ".q") +
-                           ": must be (batch, seqlen, heads, head_dim)");
+                           ": must be (batch, seqlen, heads, head_dim): reshape the tensor");
     if (file.find("seqused")) in.seqused_q = get("seqused"), in.seqused_k = get("seqused");
     std::vector<int64_t> shape = in.q.shape();
     shape.back() = in.v.shape().back();
@@ -129,11 +129,12 @@ std::vector<Layer> Demo::load(const ToolEngine& engine, std::vector<Words>& word
   for (const auto& entry : fs::directory_iterator(from, failure)) {
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path().string());
   }
-  if (files.empty()) throw io::InputError(from + ": is no folder with .safetensors files; see examples/minilm");
+  if (files.empty()) throw io::InputError(from + ": must be a folder with .safetensors files: see examples/minilm");
   std::sort(files.rbegin(), files.rend());  // short sentences come before the long passage
   std::vector<Layer> layers;
   for (const std::string& file : files) load_file(file, engine, layers, words);
-  if (layers.empty()) throw io::InputError(from + ": its files have no tensors named NAME.q, NAME.k and NAME.v");
+  if (layers.empty())
+    throw io::InputError(from + ": the files must have tensors NAME.q, NAME.k and NAME.v: rename the tensors");
   return layers;
 }
 

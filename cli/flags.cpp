@@ -26,7 +26,7 @@ std::optional<int64_t> window_bound(const std::string& text, const std::string& 
     used = 0;
   }
   if (used == 0 || used != text.size())
-    throw io::InputError("--window (" + window + ") must be LEFT,RIGHT: each a 64-bit whole number, or * for no bound");
+    throw io::InputError("--window (" + window + ") must be LEFT,RIGHT: pass 64-bit whole numbers, or * for no bound");
   return value;
 }
 

@@ -63,7 +63,7 @@ std::unique_ptr<Job> Vgpu::job() const {
   const vgpu::Model* model = nullptr;
   if (!device.empty()) {
     if (!gpu::is_virtual(device))
-      throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: tandem vgpu models");
+      throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: see tandem vgpu models");
     throw_if_failed(vgpu::find_model(device, &model));
   }
   if (ptx.empty()) {
@@ -71,7 +71,8 @@ std::unique_ptr<Job> Vgpu::job() const {
     return attention_job(problem.random_inputs(random), problem.mask.options(),
                          backward ? TANDEM_BACKWARD : TANDEM_FORWARD);
   }
-  if (launch.empty()) throw io::InputError(ptx + ": needs --launch FILE, a JSON file with the grid and the arguments");
+  if (launch.empty())
+    throw io::InputError(ptx + ": needs --launch FILE: pass a JSON file with the grid and the arguments");
   return ptx_job(ptx, launch);
 }
 
@@ -331,7 +332,8 @@ int Vgpu::trace() const {
       trace_of(*subject, where, options(schedule), block, cluster ? Traced::cluster : Traced::block);
   if (blocks == 0) throw_if_failed(status);  // no launch; a failed kernel is drawn up to its failure
   if (block >= blocks)
-    throw io::InputError(str_cat("--block (", block, ") must be less than the kernel's ", blocks, " blocks"));
+    throw io::InputError(
+        str_cat("--block (", block, ") must be less than the kernel's ", blocks, " blocks: choose a smaller index"));
   const auto write = [](const std::string& path, const std::string& text) {
     io::AtomicFile file(path);
     file.write(text);

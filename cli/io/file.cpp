@@ -61,11 +61,11 @@ class SignalsBlocked {
 
 MappedFile::MappedFile(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) throw InputError(path + ": cannot be opened: " + reason());
+  if (descriptor < 0) throw InputError(path + ": cannot be opened: " + reason() + "; check the path");
   struct stat status;
   if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(descriptor);
-    throw InputError(path + ": is not a regular file");
+    throw InputError(path + ": must be a regular file: pass another path");
   }
   size_ = static_cast<size_t>(status.st_size);
   if (size_ > 0) {
@@ -73,7 +73,7 @@ MappedFile::MappedFile(const std::string& path) {
     if (mapped == MAP_FAILED) {
       const std::string why = reason();
       ::close(descriptor);
-      throw InputError(path + ": cannot be read: " + why);
+      throw InputError(path + ": cannot be read: " + why + "; check the file");
     }
     data_ = static_cast<const std::byte*>(mapped);
   }
@@ -87,12 +87,12 @@ MappedFile::~MappedFile() {
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".XXXXXX") {
   struct stat status;
   if (::stat(path_.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-    throw InputError(path_ + ": exists and is not a regular file");
-  if (temporary_.size() >= sizeof unfinished) throw InputError(path_ + ": the path is too long");
+    throw InputError(path_ + ": must be a regular file: pass another path");
+  if (temporary_.size() >= sizeof unfinished) throw InputError(path_ + ": the path must be shorter: pass another path");
   install_signal_handlers();
   const SignalsBlocked blocked;
   descriptor_ = ::mkstemp(temporary_.data());
-  if (descriptor_ < 0) throw InputError(path_ + ": cannot be written: " + reason());
+  if (descriptor_ < 0) throw InputError(path_ + ": cannot be written: " + reason() + "; check the folder");
   std::memcpy(unfinished, temporary_.c_str(), temporary_.size() + 1);
   has_unfinished = true;
   const mode_t mask = ::umask(0);
@@ -108,7 +108,9 @@ AtomicFile::~AtomicFile() {
   has_unfinished = false;
 }
 
-void AtomicFile::fail(const char* what) { throw InputError(path_ + ": " + what + ": " + reason()); }
+void AtomicFile::fail(const char* what) {
+  throw InputError(path_ + ": " + what + ": " + reason() + "; check the disk");
+}
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
@@ -132,7 +134,8 @@ void AtomicFile::commit() {
 
 void check_output_file(const std::string& flag, const std::string& path) {
   if (path.empty()) return;
-  if (std::filesystem::is_directory(path)) throw InputError(flag + " (" + path + ") must be a file: it is a folder");
+  if (std::filesystem::is_directory(path))
+    throw InputError(flag + " (" + path + ") must be a file, not a folder: pass another path");
   AtomicFile file(path);  // the destructor removes its temporary file
 }
 
@@ -143,12 +146,13 @@ void check_output_folder(const std::string& flag, const std::string& path) {
   fs::path existing = fs::absolute(path).lexically_normal();
   if (!existing.has_filename()) existing = existing.parent_path();  // "result/"
   if (!fs::exists(existing) && !path.ends_with('/') && existing.has_extension())
-    throw InputError(where + ": a name with a suffix is no folder unless it ends in /");
+    throw InputError(where + ": add a / to a name with a suffix");
   while (!fs::exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
-  if (!fs::is_directory(existing)) throw InputError(where + ": " + existing.string() + " is a file");
+  if (!fs::is_directory(existing)) throw InputError(where + ": " + existing.string() + " is a file; pass another path");
   std::string probe = (existing / "tandem.XXXXXX").string();
   const int descriptor = ::mkstemp(probe.data());
-  if (descriptor < 0) throw InputError(where + ": " + existing.string() + " cannot be written: " + reason());
+  if (descriptor < 0)
+    throw InputError(where + ": " + existing.string() + " cannot be written: " + reason() + "; pass another folder");
   ::close(descriptor);
   ::unlink(probe.c_str());
 }

@@ -35,9 +35,9 @@ class HeaderReader {
     }
     skip_space();
     if (at_ != text_.size()) syntax("the end of the header");
-    if (!has_descr_) refuse("has no 'descr'");
-    if (!has_order_) refuse("has no 'fortran_order'");
-    if (!has_shape_) refuse("has no 'shape'");
+    if (!has_descr_) refuse("has no 'descr': save the array with numpy.save");
+    if (!has_order_) refuse("has no 'fortran_order': save the array with numpy.save");
+    if (!has_shape_) refuse("has no 'shape': save the array with numpy.save");
   }
 
   std::string descr;
@@ -54,7 +54,7 @@ class HeaderReader {
       once(has_descr_, key);
       skip_space();
       if (at_ < text_.size() && text_[at_] == '[')
-        refuse("'descr' is a list of fields; structured arrays are not supported: save one field as an array");
+        refuse("'descr' must be one type, not a list of fields: save one field as an array");
       descr = read_string("a type in quotes");
     } else if (key == "fortran_order") {
       once(has_order_, key);
@@ -63,12 +63,12 @@ class HeaderReader {
       once(has_shape_, key);
       read_shape();
     } else {
-      refuse(in_quotes(key) + " is not a key of .npy; the keys are descr, fortran_order and shape");
+      refuse(in_quotes(key) + " must be descr, fortran_order or shape: save the array with numpy.save");
     }
   }
 
   void once(bool& seen, const std::string& key) const {
-    if (seen) refuse("'" + key + "' appears twice");
+    if (seen) refuse("'" + key + "' must be given once: save the array with numpy.save");
     seen = true;
   }
 
@@ -119,22 +119,22 @@ class HeaderReader {
     bool comma = true;
     while (!accept(')')) {
       if (!comma) syntax("',' or ')'");
-      if (shape.size() == max_dimensions) refuse("'shape' has more than 64 dimensions");
+      if (shape.size() == max_dimensions) refuse("'shape' must have at most 64 dimensions: reshape the array");
       shape.push_back(read_extent());
       comma = accept(',');
     }
-    if (shape.size() == 1 && !comma) refuse("'shape' is a number in brackets, not a tuple; write (n,)");
+    if (shape.size() == 1 && !comma) refuse("'shape' must be a tuple, not a number in brackets: write (n,)");
   }
 
   int64_t read_extent() {
     skip_space();
-    if (at_ < text_.size() && text_[at_] == '-') refuse("'shape' has a negative number");
+    if (at_ < text_.size() && text_[at_] == '-') refuse("'shape' must have no negative number: correct the header");
     const size_t begin = at_;
     int64_t value = 0;
     for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
       if (__builtin_mul_overflow(value, int64_t{10}, &value) ||
           __builtin_add_overflow(value, int64_t{text_[at_] - '0'}, &value))
-        refuse("'shape' has a number above 2^63 - 1");
+        refuse("'shape' must have no number above 2^63 - 1: correct the header");
     }
     if (at_ == begin) syntax("a number");
     return value;
@@ -151,47 +151,51 @@ Element element_of(const HeaderReader& header) {
     if (header.descr == known.text) return known.element;
   }
   if (header.descr.starts_with('>'))
-    header.refuse("'descr' " + in_quotes(header.descr) + " is big-endian; save it with .astype('<f4') or the like");
+    header.refuse("'descr' " + in_quotes(header.descr) +
+                  " must be little-endian: convert the array with .astype('<f4')");
   header.refuse("'descr' " + in_quotes(header.descr) +
-                " is not known; known are booleans, integers, <f2, <f4, <f8 and <V2 (bfloat16)");
+                " must be a boolean, an integer, <f2, <f4, <f8 or <V2 (bfloat16): convert the array");
 }
 
 }  // namespace
 
 FileTensor parse_npy(std::span<const std::byte> bytes, const std::string& file) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (!text.starts_with(magic)) throw InputError(file + ": does not begin as a .npy file does (\\x93NUMPY)");
-  if (bytes.size() < 10) throw InputError(file + ": is truncated within the first 10 bytes");
+  if (!text.starts_with(magic)) throw InputError(file + ": must begin as a .npy file (\\x93NUMPY): pass a .npy file");
+  if (bytes.size() < 10)
+    throw InputError(file + ": must not be truncated within the first 10 bytes: write the file again");
   const int major = std::to_integer<int>(bytes[6]), minor = std::to_integer<int>(bytes[7]);
   if (major < 1 || major > 3 || minor != 0) {
     throw InputError(file + ": version " + std::to_string(major) + "." + std::to_string(minor) +
-                     " is not known; known are 1.0, 2.0 and 3.0");
+                     " must be 1.0, 2.0 or 3.0: save the array with numpy.save");
   }
   const size_t prefix = major == 1 ? 10 : 12;
-  if (bytes.size() < prefix) throw InputError(file + ": is truncated within the first 12 bytes");
+  if (bytes.size() < prefix)
+    throw InputError(file + ": must not be truncated within the first 12 bytes: write the file again");
   uint32_t length = 0;
   std::memcpy(&length, bytes.data() + 8, prefix - 8);
   const size_t rest = bytes.size() - prefix;
   if (length > max_header)
-    throw InputError(file + ": header length " + std::to_string(length) + " is above the limit of 65536");
+    throw InputError(file + ": header length " + std::to_string(length) +
+                     " must be at most 65536: save one array per file");
   if (length > rest) {
-    throw InputError(file + ": header length " + std::to_string(length) + " is more than the " + std::to_string(rest) +
-                     " bytes that follow it; the file may be truncated");
+    throw InputError(file + ": header length " + std::to_string(length) + " must be at most the " +
+                     std::to_string(rest) + " bytes that follow: write the file again");
   }
   HeaderReader header(text.substr(prefix, length), file);
   header.read();
 
   const Element element = element_of(header);
   if (header.fortran_order && header.shape.size() > 1)
-    header.refuse("'fortran_order' is True; save the array with numpy.ascontiguousarray");
+    header.refuse("'fortran_order' must be False: save the array with numpy.ascontiguousarray");
   const auto size = byte_size(header.shape, element);
-  if (!size) header.refuse("'shape' " + shape_text(header.shape) + " overflows; its bytes must fit into 63 bits");
+  if (!size) header.refuse("'shape' " + shape_text(header.shape) + " must fit into 2^63 - 1 bytes: correct the header");
   const auto data = bytes.subspan(prefix + length);
   if (static_cast<int64_t>(data.size()) != *size) {
     const bool less = static_cast<int64_t>(data.size()) < *size;
     throw InputError(file + ": holds " + std::to_string(data.size()) + " bytes of data but " + header.descr + " " +
                      shape_text(header.shape) + " needs " + std::to_string(*size) +
-                     (less ? "; the file may be truncated" : "; one file holds one array"));
+                     (less ? ": write the file again" : ": save one array per file"));
   }
   return {"", element, header.shape, data};
 }
@@ -202,7 +206,7 @@ void write_npy(const std::string& path, const FileTensor& tensor) {
   for (const Descr& known : descrs) {
     if (known.element == element && descr.empty()) descr = known.text;
   }
-  if (descr.empty()) throw InputError(path + ": .npy cannot hold " + name_of(element));
+  if (descr.empty()) throw InputError(path + ": .npy has no type " + name_of(element) + ": write a .safetensors file");
   std::string shape = "(";
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     shape += std::to_string(tensor.shape[i]);

@@ -46,9 +46,10 @@ class HeaderReader : public JsonEvents {
 
   bool number_unsigned(uint64_t value) override {
     if (!numbers_) return unexpected("the number " + std::to_string(value));
-    if (value > uint64_t{INT64_MAX}) refuse("the number " + std::to_string(value) + " is above 2^63 - 1");
+    if (value > uint64_t{INT64_MAX})
+      refuse("the number " + std::to_string(value) + " must be at most 2^63 - 1: correct the header");
     const size_t most = key_ == "shape" ? max_dimensions : 2;
-    if (numbers_->size() == most) refuse("has more than " + std::to_string(most) + " numbers");
+    if (numbers_->size() == most) refuse("has more than " + std::to_string(most) + " numbers: correct the header");
     numbers_->push_back(static_cast<int64_t>(value));
     return true;
   }
@@ -79,7 +80,7 @@ class HeaderReader : public JsonEvents {
   bool key(const std::string& name) override {
     if (depth_ == 1) {
       if (!names_.insert(name).second)
-        throw InputError(file_ + ": header: the key " + in_quotes(name) + " appears twice; names must be unique");
+        throw InputError(file_ + ": header: the key " + in_quotes(name) + " must be given once: rename one of the two");
       fields_.clear();
       in_metadata_ = name == "__metadata__";
       key_.clear();
@@ -87,9 +88,9 @@ class HeaderReader : public JsonEvents {
       return true;
     }
     key_ = name;
-    if (!fields_.insert(name).second) refuse("appears twice");
+    if (!fields_.insert(name).second) refuse("must be given once: remove one of the two");
     if (!in_metadata_ && name != "dtype" && name != "shape" && name != "data_offsets")
-      refuse("is not a field of a tensor; the fields are dtype, shape and data_offsets");
+      refuse("must be dtype, shape or data_offsets: remove this field");
     return true;
   }
 
@@ -110,7 +111,8 @@ class HeaderReader : public JsonEvents {
     if (const size_t at = why.find(": "); at != std::string::npos) why.erase(0, at + 2);
     std::string clean;
     for (const char c : why.substr(0, 120)) clean += (c >= 0x20 && c < 0x7f) ? c : '?';
-    throw InputError(file_ + ": header: is not valid JSON at byte " + std::to_string(position) + ": " + clean);
+    throw InputError(file_ + ": header: must be valid JSON, but has an error at byte " + std::to_string(position) +
+                     ": " + clean);
   }
 
  private:
@@ -121,11 +123,14 @@ class HeaderReader : public JsonEvents {
   }
 
   bool unexpected(const std::string& what) const {
-    if (depth_ == 0) throw InputError(file_ + ": header: is " + what + " where an object of tensors must be");
-    if (in_metadata_) refuse("is " + what + "; metadata is an object of texts");
-    if (key_ == "dtype") refuse("is " + what + " where a text must be");
-    if (numbers_) refuse("contains " + what + "; its numbers must be whole and not negative");
-    refuse("is " + what + (key_.empty() ? " where an object must be" : " where an array of numbers must be"));
+    if (depth_ == 0)
+      throw InputError(file_ + ": header: is " + what + " and must be an object of tensors: correct the header");
+    if (in_metadata_) refuse("is " + what + ", but metadata must be an object of texts: correct the header");
+    if (key_ == "dtype") refuse("is " + what + " and must be a text: correct the header");
+    if (numbers_) refuse("contains " + what + " and must contain whole numbers of at least 0: correct the header");
+    refuse("is " + what +
+           (key_.empty() ? " and must be an object: correct the header"
+                         : " and must be an array of numbers: correct the header"));
   }
 
   const std::string& file_;
@@ -140,25 +145,25 @@ FileTensor tensor_of(const TensorEntry& entry, std::span<const std::byte> data, 
   const auto refuse = [&](const std::string& why) {
     throw InputError(file + ": tensor " + in_quotes(entry.name) + ": " + why);
   };
-  if (!entry.dtype) refuse("has no \"dtype\"");
-  if (!entry.shape) refuse("has no \"shape\"");
-  if (!entry.offsets || entry.offsets->size() != 2) refuse("needs \"data_offsets\": [begin, end]");
+  if (!entry.dtype) refuse("has no \"dtype\": add the field");
+  if (!entry.shape) refuse("has no \"shape\": add the field");
+  if (!entry.offsets || entry.offsets->size() != 2) refuse("must have \"data_offsets\": add [begin, end]");
   const auto element = element_of(*entry.dtype);
   if (!element) {
-    refuse(
-        "dtype " + in_quotes(*entry.dtype) +
-        " is not known; known are BOOL, U8, I8, F8_E4M3, F8_E5M2, U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64");
+    refuse("dtype " + in_quotes(*entry.dtype) +
+           " must be one of BOOL, U8, I8, F8_E4M3, F8_E5M2, U16, I16, F16, BF16, U32, I32, F32, U64, I64, F64: convert "
+           "the tensor");
   }
   const auto bytes = byte_size(*entry.shape, *element);
-  if (!bytes) refuse("shape " + shape_text(*entry.shape) + " overflows; its bytes must fit into 63 bits");
+  if (!bytes) refuse("shape " + shape_text(*entry.shape) + " must fit into 2^63 - 1 bytes: correct the header");
   const int64_t begin = (*entry.offsets)[0], end = (*entry.offsets)[1];
   const std::string range = "data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "]";
-  if (begin > end) refuse(range + " end before they begin");
+  if (begin > end) refuse(range + " must have a begin of at most the end: correct the header");
   if (end > static_cast<int64_t>(data.size()))
-    refuse(range + " reach beyond the " + std::to_string(data.size()) + " bytes of data; the file may be truncated");
+    refuse(range + " must be at most the " + std::to_string(data.size()) + " bytes of data: write the file again");
   if (end - begin != *bytes) {
     refuse(range + " hold " + std::to_string(end - begin) + " bytes but " + *entry.dtype + " " +
-           shape_text(*entry.shape) + " needs " + std::to_string(*bytes));
+           shape_text(*entry.shape) + " needs " + std::to_string(*bytes) + ": correct the header");
   }
   return {entry.name, *element, *entry.shape, data.subspan(static_cast<size_t>(begin), static_cast<size_t>(*bytes))};
 }
@@ -172,14 +177,15 @@ void check_coverage(const Safetensors& result, std::span<const std::byte> data, 
       covered += tensor.data.size();
       continue;
     }
-    const char* problem = begin < covered ? " overlaps the tensor before it" : " leaves a hole before it";
+    const char* problem =
+        begin < covered ? " overlaps the previous tensor" : " leaves a hole after the previous tensor";
     throw InputError(file + ": tensor " + in_quotes(tensor.name) + ": begins at byte " + std::to_string(begin) +
                      " and" + problem + ", which ends at " + std::to_string(covered) +
-                     "; tensors must follow one another");
+                     ": write the tensors one after another");
   }
   if (covered != data.size()) {
     throw InputError(file + ": " + std::to_string(data.size() - covered) +
-                     " bytes after the last tensor belong to none; every byte must belong to a tensor");
+                     " bytes after the last tensor belong to no tensor: remove them");
   }
 }
 
@@ -194,18 +200,19 @@ Safetensors parse_safetensors(std::span<const std::byte> bytes, const std::strin
   uint64_t length = 0;
   if (bytes.size() < sizeof length) {
     throw InputError(file + ": is " + std::to_string(bytes.size()) +
-                     " bytes long; a .safetensors file begins with 8 bytes of header length");
+                     " bytes long and must begin with 8 bytes of header length: write the file again");
   }
   std::memcpy(&length, bytes.data(), sizeof length);
   const uint64_t rest = bytes.size() - sizeof length;
   if (length > max_header)
-    throw InputError(file + ": header length " + std::to_string(length) + " is above the limit of 100000000");
+    throw InputError(file + ": header length " + std::to_string(length) +
+                     " must be at most 100000000: write the file again");
   if (length > rest) {
-    throw InputError(file + ": header length " + std::to_string(length) + " is more than the " + std::to_string(rest) +
-                     " bytes that follow it; the file may be truncated");
+    throw InputError(file + ": header length " + std::to_string(length) + " must be at most the " +
+                     std::to_string(rest) + " bytes that follow: write the file again");
   }
   const auto* header = reinterpret_cast<const char*>(bytes.data()) + sizeof length;
-  if (length == 0 || header[0] != '{') throw InputError(file + ": header: must begin with '{'");
+  if (length == 0 || header[0] != '{') throw InputError(file + ": header: must begin with '{': write the file again");
   HeaderReader reader(file);
   read_json({header, length}, reader);
 

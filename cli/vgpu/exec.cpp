@@ -48,7 +48,7 @@ fs::path stand_in() {
     tried += str_cat(tried.empty() ? "" : ", ", folder.string());
     begin = end + 1;
   }
-  throw io::InputError("libcuda.so.1, the stand-in for the CUDA driver, is in none of " + tried +
+  throw io::InputError("libcuda.so.1, the stand-in for the CUDA driver, is missing in " + tried +
                        ": build or install tandem_virtual_cuda");
 }
 
@@ -70,7 +70,7 @@ class Temporary {
  public:
   Temporary() : path_((fs::temp_directory_path() / "tandem-vgpu-XXXXXX").string()) {
     const int file = mkstemp(path_.data());
-    if (file < 0) throw io::InputError(path_ + ": cannot be created: " + std::strerror(errno));
+    if (file < 0) throw io::InputError(path_ + ": cannot be created: " + std::strerror(errno) + "; check the path");
     close(file);
   }
   Temporary(const Temporary&) = delete;
@@ -89,10 +89,11 @@ int run_program(const std::vector<std::string>& command) {
   words.push_back(nullptr);
   std::fflush(nullptr);
   const pid_t child = fork();
-  if (child < 0) throw io::InputError(str_cat("no process can be created: ", std::strerror(errno)));
+  if (child < 0)
+    throw io::InputError(str_cat("no process can be created: ", std::strerror(errno), "; end other processes"));
   if (child == 0) {
     execvp(words[0], words.data());
-    std::fprintf(stderr, "tandem: %s: cannot be run: %s\n", words[0], std::strerror(errno));
+    std::fprintf(stderr, "tandem: %s: cannot be run: %s; check the path\n", words[0], std::strerror(errno));
     _exit(127);
   }
   int status = 0;
@@ -102,10 +103,10 @@ int run_program(const std::vector<std::string>& command) {
 }
 
 int Exec::run() const {
-  if (command.empty()) throw io::InputError("./program must be given: tandem vgpu exec ./program ARGUMENTS");
+  if (command.empty()) throw io::InputError("./program must be given: write tandem vgpu exec ./program ARGUMENTS");
   const vgpu::Model* model = nullptr;
   if (!gpu::is_virtual(device))
-    throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: tandem vgpu models");
+    throw io::InputError("--device (" + device + ") must be a virtual GPU, like vgpu:h200: see tandem vgpu models");
   throw_if_failed(vgpu::find_model(device, &model));
   const Temporary summary;
   set_environment(summary.path());
@@ -118,10 +119,10 @@ int Exec::run() const {
     errors += found;
   }
   if (processes == 0 && code != 127) {
-    std::fprintf(stderr,
-                 "tandem: %s: no process used the virtual GPU until its end: load libcuda.so.1 by that name, "
-                 "and leave by exit\n",
-                 command.front().c_str());
+    std::fprintf(
+        stderr,
+        "tandem: %s: no process used the virtual GPU and exited: load libcuda.so.1 by name, and leave by exit\n",
+        command.front().c_str());
     return code != 0 ? code : 2;
   }
   return code != 0 ? code : errors > 0 ? 1 : 0;

@@ -175,7 +175,8 @@ void PtxJob::choose_entry(const vgpu::ptx::Module& module) {
     ++entries;
   }
   if (!launch_.entry.empty() || entries != 1) {
-    throw io::InputError(str_cat(launch_.path, ": entry (", io::in_quotes(launch_.entry), ") must be one of ", known));
+    throw io::InputError(str_cat(launch_.path, ": entry (", io::in_quotes(launch_.entry), ") must be one of ", known,
+                                 ": correct the name"));
   }
   launch_.entry = known;
 }
@@ -245,18 +246,19 @@ Status PtxJob::place_of(size_t n, size_t bytes, const vgpu::Program& program, si
     *at = *parameter.at;
     const auto size = static_cast<size_t>(program.parameter_bytes());
     if (*at <= size && bytes <= size - *at) return {};
-    return Status::invalid(str_cat(name, " at ", *at, " must lie within the kernel's ", size, " bytes of parameters"));
+    return Status::invalid(str_cat(name, " at ", *at, " must lie within the kernel's ", size,
+                                   " bytes of parameters: correct the offset (at)"));
   }
   if (*next == function.parameters.size()) {
-    return Status::invalid(
-        str_cat(name, " is one more than the ", *next, " of the kernel: leave it out, or give its offset (at)"));
+    return Status::invalid(str_cat(name, " is one more than the ", *next,
+                                   " of the kernel: remove this parameter, or set the offset (at)"));
   }
   *at = static_cast<size_t>(program.parameter_offset(static_cast<int>(*next)));
   const vgpu::ptx::Symbol& symbol = function.symbols[static_cast<size_t>(function.parameters[(*next)++])];
   const auto size = static_cast<size_t>(symbol.bytes());
   if (bytes == size || (!parameter.parts.empty() && bytes < size)) return {};
   return Status::invalid(str_cat(name, " must have the ", size, " bytes of the kernel's ", symbol.name,
-                                 ": give it another type, or its offset (at)"));
+                                 ": change the type, or set the offset (at)"));
 }
 
 Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, const std::vector<DeviceBuffer>& memory,
@@ -275,7 +277,7 @@ Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, con
   const size_t count = program.function().parameters.size();
   if (placed || next == count) return {};
   return Status::invalid(str_cat(launch_.path, ": parameters (", next, ") must be all ", count,
-                                 " of the kernel, or be placed by their offsets (at)"));
+                                 " of the kernel: add the missing ones, or set the offsets (at)"));
 }
 
 Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,

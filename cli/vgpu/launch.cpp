@@ -72,7 +72,7 @@ std::optional<T> value_of(const Json& json) {
 class Fields {
  public:
   Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
-    if (!json_.is_object()) refuse("", "must be an object in { }");
+    if (!json_.is_object()) refuse("", "must be an object: write { }");
   }
 
   bool has(const char* key) {
@@ -86,7 +86,7 @@ class Fields {
   template <class T>
   T get(const char* key) {
     if (std::optional<T> value = value_of<T>(at(key))) return *std::move(value);
-    refuse(key, str_cat("(", at(key).dump(), ") must have another type; vgpu/docs/virtual-gpu.md lists the fields"));
+    refuse(key, str_cat("(", at(key).dump(), ") must have another type: see vgpu/docs/virtual-gpu.md"));
   }
   template <class T>
   T get(const char* key, const T& otherwise) {
@@ -109,7 +109,8 @@ class Fields {
         used = 0;
       }
     }
-    refuse(key, str_cat("(", value.dump(), ") must be a whole number, or one in quotes: \"0x1f\""));
+    refuse(key, str_cat("(", value.dump(),
+                        ") must be a whole number: write digits, or a hexadecimal number in quotes such as \"0x1f\""));
   }
   // Returns the element of a list of names.
   template <class List>
@@ -120,12 +121,12 @@ class Fields {
       if (name == one.name) return one;
       known += str_cat(known.empty() ? "" : ", ", one.name);
     }
-    refuse(key, str_cat("(", io::in_quotes(name), ") must be one of ", known));
+    refuse(key, str_cat("(", io::in_quotes(name), ") must be one of ", known, ": choose one"));
   }
 
   void finish() const {
     for (const auto& [key, value] : json_.members()) {
-      if (!asked_.contains(key)) refuse(key, "must be a known field: vgpu/docs/virtual-gpu.md lists the fields");
+      if (!asked_.contains(key)) refuse(key, "must be a known field: see vgpu/docs/virtual-gpu.md");
     }
   }
   std::string place(const std::string& key) const {
@@ -145,7 +146,7 @@ gpu::Dim3 read_dim3(Fields& fields, const char* key, bool required) {
   if (!required && !fields.has(key)) return {};
   const auto sizes = fields.get<std::vector<uint32_t>>(key);
   if (sizes.empty() || sizes.size() > 3 || std::ranges::count(sizes, 0u) > 0)
-    fields.refuse(key, "must be one to three numbers from 1 on: [x, y, z]");
+    fields.refuse(key, "must be one to three numbers from 1 on: write [x, y, z]");
   return {sizes[0], sizes.size() > 1 ? sizes[1] : 1, sizes.size() > 2 ? sizes[2] : 1};
 }
 
@@ -155,18 +156,19 @@ void read_size(Fields& fields, const LaunchFile& file, LaunchBuffer* buffer) {
   } else if (fields.has("bytes")) {
     const auto bytes = static_cast<int64_t>(fields.count("bytes"));
     if (bytes % io::size_of(buffer->type) != 0)
-      fields.refuse("bytes", "must be whole elements of the type: round it up");
+      fields.refuse("bytes", "must be whole elements of the type: round the size up");
     buffer->shape = {bytes / io::size_of(buffer->type)};
   } else if (buffer->fill == LaunchBuffer::Fill::file) {
     const io::MappedFile mapped(file.beside(buffer->file));
     buffer->shape = io::parse_npy(mapped.bytes(), buffer->file).shape;
   } else {
-    fields.refuse("bytes", "or shape must give its size");
+    fields.refuse("bytes", "or shape must be given: add the size");
   }
   const bool negative = std::ranges::any_of(buffer->shape, [](int64_t size) { return size < 0; });
   const std::optional<int64_t> bytes = negative ? std::nullopt : io::byte_size(buffer->shape, buffer->type);
   if (!bytes)
-    fields.refuse("shape", str_cat(io::shape_text(buffer->shape), " must have a size from 0 to 2^63 - 1 bytes"));
+    fields.refuse("shape", str_cat(io::shape_text(buffer->shape),
+                                   " must have a size from 0 to 2^63 - 1 bytes: correct the shape"));
   buffer->bytes = static_cast<size_t>(*bytes);
 }
 
@@ -187,7 +189,7 @@ LaunchBuffer read_buffer(const Json& json, const LaunchFile& file, const std::st
   buffer.scale = fields.get<double>("scale", 1.0);
   buffer.file = fields.get<std::string>("file", "");
   if (!buffer.file.empty()) {
-    if (buffer.fill != Fill::none) fields.refuse("file", "and fill both give its contents: leave one out");
+    if (buffer.fill != Fill::none) fields.refuse("file", "must not be given with fill: remove one of the two");
     buffer.fill = Fill::file;
   }
   buffer.read_only = fields.get<bool>("read_only", false);
@@ -201,7 +203,7 @@ LaunchBuffer read_buffer(const Json& json, const LaunchFile& file, const std::st
 int buffer_named(const std::string& name, const LaunchFile& file, const Fields& fields, const char* key) {
   const auto found = std::ranges::find(file.buffers, name, &LaunchBuffer::name);
   if (found == file.buffers.end())
-    fields.refuse(key, str_cat("(", io::in_quotes(name), ") must name one of the buffers"));
+    fields.refuse(key, str_cat("(", io::in_quotes(name), ") must name one of the buffers: correct the name"));
   return static_cast<int>(found - file.buffers.begin());
 }
 
@@ -217,7 +219,7 @@ std::vector<std::byte> hex_bytes(Fields& fields) {
   const bool whole = digits.size() % 2 == 0 && digits.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
   if (!whole)
     fields.refuse("hex",
-                  "must be two hexadecimal digits for each byte, the first byte first: write an even number of them");
+                  "must be two hexadecimal digits for each byte, the first byte first: write an even number of digits");
   std::vector<std::byte> bytes;
   for (size_t i = 0; i < digits.size(); i += 2)
     bytes.push_back(static_cast<std::byte>(std::stoi(digits.substr(i, 2), nullptr, 16)));
@@ -255,11 +257,13 @@ gpu::TensorMapSpec read_map(Fields& fields, const LaunchFile& file, LaunchParame
   const auto strides = fields.get<std::vector<uint64_t>>("byte_strides", {});
   const auto box = fields.get<std::vector<uint32_t>>("box");
   const auto steps = fields.get<std::vector<uint32_t>>("element_strides", std::vector<uint32_t>(dims.size(), 1));
-  if (dims.empty() || dims.size() > gpu::kMaxTensorRank) fields.refuse("dims", "must be one to five sizes: list them");
+  if (dims.empty() || dims.size() > gpu::kMaxTensorRank)
+    fields.refuse("dims", "must be one to five sizes: list the sizes");
   if (strides.size() + 1 != dims.size())
-    fields.refuse("byte_strides", "must have one stride for each dimension but the first: list them");
-  if (box.size() != dims.size()) fields.refuse("box", "must have one size for each dimension: list them");
-  if (steps.size() != dims.size()) fields.refuse("element_strides", "must have one step for each dimension: list them");
+    fields.refuse("byte_strides", "must have one stride for each dimension but the first: list the strides");
+  if (box.size() != dims.size()) fields.refuse("box", "must have one size for each dimension: list the sizes");
+  if (steps.size() != dims.size())
+    fields.refuse("element_strides", "must have one step for each dimension: list the steps");
   spec.rank = static_cast<int32_t>(dims.size());
   std::ranges::copy(dims, spec.dims);
   std::ranges::copy(strides, spec.byte_strides + 1);
@@ -300,7 +304,8 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
   LaunchParameter parameter;
   constexpr uint64_t most = 32764;  // PTX's limit
   if (fields.has("at")) parameter.at = fields.count("at");
-  if (parameter.at > most) fields.refuse("at", str_cat("(", *parameter.at, ") must be at most ", most));
+  if (parameter.at > most)
+    fields.refuse("at", str_cat("(", *parameter.at, ") must be at most ", most, ": use a smaller offset"));
   int values = read_numbers(fields, &parameter);
   if (fields.has("hex")) ++values, parameter.bytes = hex_bytes(fields);
   if (fields.has("pointer")) {
@@ -318,13 +323,13 @@ LaunchParameter read_parameter(const Json& json, const LaunchFile& file, const s
   if (fields.has("struct")) {
     ++values;
     const Json& parts = fields.at("struct");
-    if (!parts.is_list() || parts.items().empty()) fields.refuse("struct", "must be a list of its parts in [ ]");
+    if (!parts.is_list() || parts.items().empty()) fields.refuse("struct", "must be a list: write the parts in [ ]");
     for (size_t n = 0; n < parts.items().size(); ++n)
       parameter.parts.push_back(read_parameter(parts.items()[n], file, str_cat(fields.place("struct"), "[", n, "]")));
   }
   constexpr const char* kinds = "i32, u32, i64, u64, f32, f64, hex, pointer, tensor_map, struct, ...";
-  if (values == 0) fields.refuse("", str_cat("must have a value: one of ", kinds));
-  if (values > 1) fields.refuse("", str_cat("must have one value, not several: one of ", kinds));
+  if (values == 0) fields.refuse("", str_cat("must have a value: add one of ", kinds));
+  if (values > 1) fields.refuse("", str_cat("must have one value, not several: keep one of ", kinds));
   fields.finish();
   return parameter;
 }
@@ -356,7 +361,7 @@ LaunchFile read_launch(const std::string& path) {
   const auto each = [&](const char* key, auto&& read) {
     if (!fields.has(key)) return;
     const Json& list = fields.at(key);
-    if (!list.is_list()) fields.refuse(key, "must be a list in [ ]");
+    if (!list.is_list()) fields.refuse(key, "must be a list: write [ ]");
     for (size_t n = 0; n < list.items().size(); ++n) read(list.items()[n], str_cat(fields.place(key), "[", n, "]"));
   };
   each("buffers",

@@ -78,7 +78,7 @@ std::string facts_of(const Examined& e) {
                   kIndent);
   }
   for (const std::string& opcode : a.unknown)
-    text += entry("unknown", str_cat(opcode, ": no unit is known for it, it is counted as control"), kIndent);
+    text += entry("unknown", str_cat(opcode, ": the unit is unknown, and the opcode counts as control"), kIndent);
   return text;
 }
 

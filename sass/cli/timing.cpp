@@ -100,7 +100,8 @@ std::string chain_table(const Clocks& clocks) {
 Modelled model_of(const Examined& e) {
   const Latencies* latencies = machine_code::latencies_of(e.cost_model.arch);
   if (latencies == nullptr)
-    throw_if_failed(Status::unsupported(str_cat("latencies are unknown for ", e.cost_model.arch)));
+    throw_if_failed(Status::unsupported(
+        str_cat("latencies are unknown for ", e.cost_model.arch, ": compile for sm_90, sm_100 or sm_103")));
   const Kernel& kernel = machine_code::kernel_of(e.cubin);
   const std::vector<WarpTrace> traces = machine_code::trace(kernel, e.cost_model, kTurns);
   const machine_code::Rates& rates = *machine_code::rates_of(e.cost_model.arch);
@@ -126,9 +127,9 @@ Modelled model_of(const Examined& e) {
   m.clocks = std::move(all[all.size() / 2].clocks);
   m.range = "warpgroups may or may not fall into step";
   if (m.clocks.step <= 0) {
-    throw_if_failed(
-        Status::unsupported(str_cat("no computing warp of ", e.cost_model.kernel,
-                                    " has a loop of known length: its branches depend on values in memory")));
+    throw_if_failed(Status::unsupported(
+        str_cat("no computing warp of ", e.cost_model.kernel,
+                " has a loop of known length: examine a kernel whose loop lengths do not depend on memory")));
   }
   if (rates.tensor_bytes <= 0) return m;
   m.range = "the latency of tensor memory is not known";

@@ -390,8 +390,8 @@ const Kernel& kernel_of(const Cubin& cubin) {
 Status cost_model(const Cubin& cubin, const Shape& known, bool whole, CostModel* cost_model) {
   const Rates* rates = rates_of(cubin.arch);
   if (rates == nullptr) {
-    return Status::unsupported(
-        str_cat("this is code for ", cubin.arch, ": rates are known for sm_90, sm_100 and sm_103"));
+    return Status::unsupported(str_cat("the cubin is code for ", cubin.arch,
+                                       ", but rates are known for sm_90, sm_100 and sm_103: compile for one of them"));
   }
   const Kernel& kernel = kernel_of(cubin);
   cost_model->arch = cubin.arch;
@@ -408,8 +408,9 @@ Status cost_model(const Cubin& cubin, const Shape& known, bool whole, CostModel*
   }
   CostCounter(kernel, *rates, whole, cost_model).run();
   if (cost_model->plain || cost_model->masked) return {};
-  return Status::unsupported(str_cat("the machine code of ", kernel.name,
-                                     " has no loop with exponentials of scores: it is no attention kernel"));
+  return Status::unsupported(
+      str_cat("the machine code of ", kernel.name,
+              " has no loop with exponentials of scores and is no attention kernel: pass another cubin"));
 }
 
 }  // namespace tandem::machine_code

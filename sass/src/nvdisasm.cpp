@@ -165,19 +165,19 @@ Status disassemble(const std::string& file, const Places& places, std::string* t
     const int code = run(program, file, text);
     if (code == 0) return {};
     const std::string said = text->substr(0, text->find('\n'));
-    why = str_cat(program, code < 0 ? " does not run" : " cannot read it", said.empty() ? "" : ": ", said);
+    why = str_cat(program, code < 0 ? " does not run" : " cannot read the file", said.empty() ? "" : ": ", said);
   }
   if (why.empty())
-    return {TANDEM_NO_COMPILER, str_cat("nvdisasm, which reads machine code, was not found:  ", kWhatToInstall)};
+    return {TANDEM_NO_COMPILER, str_cat("nvdisasm, which reads machine code, was not found: ", kWhatToInstall)};
   return Status::invalid(
-      str_cat(file, " must be a cubin that nvdisasm reads: ", why, "; a newer one: ", kWhatToInstall));
+      str_cat(file, " must be a cubin that nvdisasm reads: ", why, "; install a newer nvdisasm: ", kWhatToInstall));
 }
 
 Status disassemble_bytes(const std::string& cubin, const Places& places, std::string* text) {
   const Temporary file(places.temporary, cubin);
   if (!file.complete()) {
-    return Status::invalid(
-        str_cat("the machine code cannot be written to ", places.temporary, ": ", std::strerror(errno)));
+    return Status::invalid(str_cat("the machine code cannot be written to ", places.temporary, " (",
+                                   std::strerror(errno), "): set TMPDIR to another folder"));
   }
   return disassemble(file.path(), places, text);
 }

@@ -77,7 +77,8 @@ class Reader {
     for (auto& [name, kernel] : kernels_) {
       if (!kernel.code.empty()) cubin->kernels.push_back(std::move(kernel));
     }
-    if (cubin->kernels.empty()) return Status::invalid("the output of nvdisasm has no machine code");
+    if (cubin->kernels.empty())
+      return Status::invalid("the output of nvdisasm has no machine code: pass a cubin with kernels");
     return {};
   }
 
@@ -192,7 +193,7 @@ class Reader {
         from.targets.push_back(static_cast<int32_t>(found->second));
       } else if (from.base().starts_with("BR") || from.base().starts_with("J")) {
         return Status::invalid(str_cat("the code of ", branch.kernel->name, " branches to ", branch.label,
-                                       ", which nvdisasm did not print"));
+                                       ", which nvdisasm did not print: install a newer nvdisasm"));
       }
     }
     return {};

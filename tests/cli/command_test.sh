@@ -50,7 +50,7 @@ TANDEM_LOG=maybe expect 2 'TANDEM_LOG ("maybe") must be "1" or "0"' verify --seq
 TANDEM_CPU_TARGET=mmx expect 2 'TANDEM_CPU_TARGET ("mmx") must be one of "' verify --seqlen-q 8
 expect 2 "missing.safetensors: cannot be opened: No such file or directory" attend missing.safetensors
 expect 2 "cut.safetensors: header length" attend cut.safetensors
-expect 2 "cut.npy: header length 118 is more than the 0 bytes that follow it" attend cut.npy cut.npy cut.npy
+expect 2 "cut.npy: header length 118 must be at most the 0 bytes that follow" attend cut.npy cut.npy cut.npy
 expect 2 'has no tensor "q"' attend "$minilm"
 expect 2 "files (2) must be one .safetensors file" attend a.npy b.npy
 expect 2 'must be f32, bf16, f16 or f64' verify --dtype f12
@@ -96,10 +96,10 @@ huge="--seqlens 1000000 --dtypes f32 --heads 64"
 # shellcheck disable=SC2086
 {
   expect 2 "/no/such/folder/b.json: cannot be written" bench $huge --json /no/such/folder/b.json
-  expect 2 "--svg (taken) must be a file: it is a folder" bench $huge --svg taken --json good.json
+  expect 2 "--svg (taken) must be a file, not a folder" bench $huge --svg taken --json good.json
   [ ! -e good.json ] || fail "bench wrote one output although the other cannot be written"
 }
-expect 2 "--out (x.npy) must be a folder: a name with a suffix is no folder unless it ends in /" \
+expect 2 "--out (x.npy) must be a folder: add a / to a name with a suffix" \
   attend "$minilm" --names $names --out x.npy
 expect 2 "--out (x.npz) must be a folder" attend "$minilm" --names $names --out x.npz
 expect 2 "--out (file/sub) must be a folder: $work/file is a file" attend missing.safetensors --out file/sub
@@ -142,7 +142,7 @@ done
 # A lack of memory is exit code 2, because no result is wrong.
 expect 2 "too little memory" verify --seqlen 100000000000 --head-dim 256
 expect 2 "cannot be written" attend "$minilm" --names $names --out /no/such/folder/x.safetensors
-expect 2 "is no folder with .safetensors files" demo "$work/result"
+expect 2 "must be a folder with .safetensors files" demo "$work/result"
 
 # An interruption ends the command and leaves no file. (io/file.h has separate tests of an interrupted write.)
 mkdir interrupted

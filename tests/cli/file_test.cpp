@@ -77,13 +77,15 @@ TEST_F(FileTest, RefusesWhatIsNoFile) {
     }
     return "accepted";
   };
-  EXPECT_EQ(message([&] { MappedFile{path_}; }), path_ + ": cannot be opened: No such file or directory");
-  EXPECT_EQ(message([&] { MappedFile{folder_.string()}; }), folder_.string() + ": is not a regular file");
+  EXPECT_EQ(message([&] { MappedFile{path_}; }),
+            path_ + ": cannot be opened: No such file or directory; check the path");
+  EXPECT_EQ(message([&] { MappedFile{folder_.string()}; }),
+            folder_.string() + ": must be a regular file: pass another path");
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
-  EXPECT_EQ(message([&] { MappedFile{path_}; }), path_ + ": is not a regular file");
-  EXPECT_EQ(message([&] { AtomicFile{path_}; }), path_ + ": exists and is not a regular file");
+  EXPECT_EQ(message([&] { MappedFile{path_}; }), path_ + ": must be a regular file: pass another path");
+  EXPECT_EQ(message([&] { AtomicFile{path_}; }), path_ + ": must be a regular file: pass another path");
   EXPECT_EQ(message([&] { AtomicFile{path_ + "/no/such/folder"}; }),
-            path_ + "/no/such/folder: cannot be written: Not a directory");
+            path_ + "/no/such/folder: cannot be written: Not a directory; check the folder");
 }
 
 TEST_F(FileTest, ReadsEmptyFiles) {
@@ -105,7 +107,7 @@ TEST_F(FileTest, AnOutputFileIsTriedAndNotMade) {
   EXPECT_EQ(refusal([&] { check_output_file("--json", ""); }), "accepted");
   EXPECT_EQ(files(), 0u);
   EXPECT_EQ(refusal([&] { check_output_file("--json", folder_.string()); }),
-            "--json (" + folder_.string() + ") must be a file: it is a folder");
+            "--json (" + folder_.string() + ") must be a file, not a folder: pass another path");
   EXPECT_NE(refusal([&] { check_output_file("--json", path_ + "/x.json"); }), "accepted");
   EXPECT_EQ(files(), 0u);
 }
@@ -124,7 +126,7 @@ TEST_F(FileTest, AnOutputFolderIsTriedAndNotMade) {
   };
   for (const char* name : {"", "result", "result/", "a/b/c", "v1.5/"}) EXPECT_EQ(check(name), "accepted") << name;
   for (const char* name : {"x.npy", "x.npz", "deep/x.pt", "result.v2"})
-    EXPECT_NE(check(name).find("a name with a suffix is no folder unless it ends in /"), std::string::npos) << name;
+    EXPECT_NE(check(name).find("add a / to a name with a suffix"), std::string::npos) << name;
   EXPECT_EQ(files(), 0u);
   fs::create_directory(folder_ / "made.before");
   EXPECT_EQ(check("made.before"), "accepted");

@@ -65,22 +65,24 @@ TEST(NpyTest, WritesWhatItReads) {
 }
 
 TEST(NpyTest, RefusesTruncatedFiles) {
-  EXPECT_EQ(refusal(parse_npy, "\x93NUMP"), "file: does not begin as a .npy file does (\\x93NUMPY)");
-  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\0\x00"s), "file: is truncated within the first 10 bytes");
-  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x02\0\x00\x00\x00"s), "file: is truncated within the first 12 bytes");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMP"), "file: must begin as a .npy file (\\x93NUMPY): pass a .npy file");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\0\x00"s),
+            "file: must not be truncated within the first 10 bytes: write the file again");
+  EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x02\0\x00\x00\x00"s),
+            "file: must not be truncated within the first 12 bytes: write the file again");
   EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\0\x05\x00{}"s),
-            "file: header length 5 is more than the 2 bytes that follow it; the file may be truncated");
+            "file: header length 5 must be at most the 2 bytes that follow: write the file again");
   EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x02\0\xff\xff\xff\xff{}"s),
-            "file: header length 4294967295 is above the limit of 65536");
-  EXPECT_EQ(refused(good, 23), "file: holds 23 bytes of data but <f4 (2, 3) needs 24; the file may be truncated");
-  EXPECT_EQ(refused(good, 25), "file: holds 25 bytes of data but <f4 (2, 3) needs 24; one file holds one array");
+            "file: header length 4294967295 must be at most 65536: save one array per file");
+  EXPECT_EQ(refused(good, 23), "file: holds 23 bytes of data but <f4 (2, 3) needs 24: write the file again");
+  EXPECT_EQ(refused(good, 25), "file: holds 25 bytes of data but <f4 (2, 3) needs 24: save one array per file");
 }
 
 TEST(NpyTest, RefusesUnknownVersions) {
   EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x04\0\0\0\0\0"s),
-            "file: version 4.0 is not known; known are 1.0, 2.0 and 3.0");
+            "file: version 4.0 must be 1.0, 2.0 or 3.0: save the array with numpy.save");
   EXPECT_EQ(refusal(parse_npy, "\x93NUMPY\x01\x01\0\0\0\0"s),
-            "file: version 1.1 is not known; known are 1.0, 2.0 and 3.0");
+            "file: version 1.1 must be 1.0, 2.0 or 3.0: save the array with numpy.save");
 }
 
 TEST(NpyTest, RefusesHeadersThatAreNoDictionary) {
@@ -100,43 +102,48 @@ TEST(NpyTest, RefusesHeadersThatAreNoDictionary) {
 }
 
 TEST(NpyTest, RefusesWrongKeys) {
-  EXPECT_EQ(refused("{}"), "file: header: has no 'descr'");
-  EXPECT_EQ(refused("{'descr': '<f4'}"), "file: header: has no 'fortran_order'");
-  EXPECT_EQ(refused("{'descr': '<f4', 'fortran_order': False}"), "file: header: has no 'shape'");
-  EXPECT_EQ(refused("{'descr': '<f4', 'descr': '<f4'}"), "file: header: 'descr' appears twice");
-  EXPECT_EQ(refused("{'shape': (), 'shape': ()}"), "file: header: 'shape' appears twice");
-  EXPECT_EQ(refused("{'fortran_order': True, 'fortran_order': False}"), "file: header: 'fortran_order' appears twice");
+  EXPECT_EQ(refused("{}"), "file: header: has no 'descr': save the array with numpy.save");
+  EXPECT_EQ(refused("{'descr': '<f4'}"), "file: header: has no 'fortran_order': save the array with numpy.save");
+  EXPECT_EQ(refused("{'descr': '<f4', 'fortran_order': False}"),
+            "file: header: has no 'shape': save the array with numpy.save");
+  EXPECT_EQ(refused("{'descr': '<f4', 'descr': '<f4'}"),
+            "file: header: 'descr' must be given once: save the array with numpy.save");
+  EXPECT_EQ(refused("{'shape': (), 'shape': ()}"),
+            "file: header: 'shape' must be given once: save the array with numpy.save");
+  EXPECT_EQ(refused("{'fortran_order': True, 'fortran_order': False}"),
+            "file: header: 'fortran_order' must be given once: save the array with numpy.save");
   EXPECT_EQ(refused("{'colour': 1}"),
-            "file: header: \"colour\" is not a key of .npy; the keys are descr, fortran_order and shape");
+            "file: header: \"colour\" must be descr, fortran_order or shape: save the array with numpy.save");
 }
 
 TEST(NpyTest, RefusesTypesAndOrders) {
   const auto with = [](const std::string& descr, const std::string& order = "False") {
     return refused("{'descr': " + descr + ", 'fortran_order': " + order + ", 'shape': (2, 3)}", 24);
   };
-  EXPECT_EQ(with("'>f4'"), "file: header: 'descr' \">f4\" is big-endian; save it with .astype('<f4') or the like");
+  EXPECT_EQ(with("'>f4'"),
+            "file: header: 'descr' \">f4\" must be little-endian: convert the array with .astype('<f4')");
   EXPECT_EQ(
       with("'|O'"),
-      "file: header: 'descr' \"|O\" is not known; known are booleans, integers, <f2, <f4, <f8 and <V2 (bfloat16)");
-  EXPECT_EQ(
-      with("[('a', '<f4')]"),
-      "file: header: 'descr' is a list of fields; structured arrays are not supported: save one field as an array");
+      "file: header: 'descr' \"|O\" must be a boolean, an integer, <f2, <f4, <f8 or <V2 (bfloat16): convert the array");
+  EXPECT_EQ(with("[('a', '<f4')]"),
+            "file: header: 'descr' must be one type, not a list of fields: save one field as an array");
   EXPECT_EQ(with("'<f4'", "True"),
-            "file: header: 'fortran_order' is True; save the array with numpy.ascontiguousarray");
+            "file: header: 'fortran_order' must be False: save the array with numpy.ascontiguousarray");
 }
 
 TEST(NpyTest, RefusesBadShapes) {
   const auto with = [](const std::string& shape) {
     return refused("{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + "}", 4);
   };
-  EXPECT_EQ(with("(-1,)"), "file: header: 'shape' has a negative number");
-  EXPECT_EQ(with("(9223372036854775808,)"), "file: header: 'shape' has a number above 2^63 - 1");
+  EXPECT_EQ(with("(-1,)"), "file: header: 'shape' must have no negative number: correct the header");
+  EXPECT_EQ(with("(9223372036854775808,)"),
+            "file: header: 'shape' must have no number above 2^63 - 1: correct the header");
   EXPECT_EQ(with("(4294967296, 4294967296)"),
-            "file: header: 'shape' (4294967296, 4294967296) overflows; its bytes must fit into 63 bits");
-  EXPECT_EQ(with("(1)"), "file: header: 'shape' is a number in brackets, not a tuple; write (n,)");
+            "file: header: 'shape' (4294967296, 4294967296) must fit into 2^63 - 1 bytes: correct the header");
+  EXPECT_EQ(with("(1)"), "file: header: 'shape' must be a tuple, not a number in brackets: write (n,)");
   std::string many = "(";
   for (size_t i = 0; i <= max_dimensions; ++i) many += "1,";
-  EXPECT_EQ(with(many + ")"), "file: header: 'shape' has more than 64 dimensions");
+  EXPECT_EQ(with(many + ")"), "file: header: 'shape' must have at most 64 dimensions: reshape the array");
 }
 
 }  // namespace

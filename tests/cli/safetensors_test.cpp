@@ -60,125 +60,137 @@ TEST(SafetensorsTest, WritesWhatItReads) {
 
 TEST(SafetensorsTest, RefusesTruncatedFiles) {
   EXPECT_EQ(refusal(parse_safetensors, "1234567"),
-            "file: is 7 bytes long; a .safetensors file begins with 8 bytes of header length");
+            "file: is 7 bytes long and must begin with 8 bytes of header length: write the file again");
   EXPECT_EQ(refusal(parse_safetensors, little_endian(uint64_t{3}) + "{}"),
-            "file: header length 3 is more than the 2 bytes that follow it; the file may be truncated");
+            "file: header length 3 must be at most the 2 bytes that follow: write the file again");
   EXPECT_EQ(refusal(parse_safetensors, little_endian(~uint64_t{0}) + "{}"),
-            "file: header length 18446744073709551615 is above the limit of 100000000");
+            "file: header length 18446744073709551615 must be at most 100000000: write the file again");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 7),
-            "file: tensor \"a\": data_offsets [0, 8] reach beyond the 7 bytes of data; the file may be truncated");
+            "file: tensor \"a\": data_offsets [0, 8] must be at most the 7 bytes of data: write the file again");
 }
 
 TEST(SafetensorsTest, RefusesBadJson) {
-  EXPECT_EQ(refused(""), "file: header: must begin with '{'");
-  EXPECT_EQ(refused(" {}"), "file: header: must begin with '{'");
-  EXPECT_EQ(refused("[]"), "file: header: must begin with '{'");
-  EXPECT_NE(refused("{").find("file: header: is not valid JSON at byte 2: "), std::string::npos);
-  EXPECT_NE(refused("{} x").find("file: header: is not valid JSON at byte 4: "), std::string::npos);
-  EXPECT_NE(refused("{\"\xff\":1}").find("file: header: is not valid JSON at byte 3: "), std::string::npos);
+  EXPECT_EQ(refused(""), "file: header: must begin with '{': write the file again");
+  EXPECT_EQ(refused(" {}"), "file: header: must begin with '{': write the file again");
+  EXPECT_EQ(refused("[]"), "file: header: must begin with '{': write the file again");
+  EXPECT_NE(refused("{").find("file: header: must be valid JSON, but has an error at byte 2: "), std::string::npos);
+  EXPECT_NE(refused("{} x").find("file: header: must be valid JSON, but has an error at byte 4: "), std::string::npos);
+  EXPECT_NE(refused("{\"\xff\":1}").find("file: header: must be valid JSON, but has an error at byte 3: "),
+            std::string::npos);
 }
 
 TEST(SafetensorsTest, RefusesDuplicates) {
   const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
-  EXPECT_EQ(refused("{" + a + "," + a + "}", 1), "file: header: the key \"a\" appears twice; names must be unique");
+  EXPECT_EQ(refused("{" + a + "," + a + "}", 1),
+            "file: header: the key \"a\" must be given once: rename one of the two");
   EXPECT_EQ(refused(R"({"__metadata__":{},"__metadata__":{}})"),
-            "file: header: the key \"__metadata__\" appears twice; names must be unique");
-  EXPECT_EQ(refused(R"({"__metadata__":{"k":"1","k":"2"}})"), "file: __metadata__: \"k\" appears twice");
+            "file: header: the key \"__metadata__\" must be given once: rename one of the two");
+  EXPECT_EQ(refused(R"({"__metadata__":{"k":"1","k":"2"}})"),
+            "file: __metadata__: \"k\" must be given once: remove one of the two");
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1),
-            "file: tensor \"a\": \"dtype\" appears twice");
+            "file: tensor \"a\": \"dtype\" must be given once: remove one of the two");
 }
 
 TEST(SafetensorsTest, RefusesWrongStructure) {
-  EXPECT_EQ(refused(R"({"a":1})"), "file: tensor \"a\": is the number 1 where an object must be");
-  EXPECT_EQ(refused(R"({"a":"text"})"), "file: tensor \"a\": is the text \"text\" where an object must be");
-  EXPECT_EQ(refused(R"({"a":[]})"), "file: tensor \"a\": is an array where an object must be");
-  EXPECT_EQ(refused(R"({"a":{"dtype":{}}})"), "file: tensor \"a\": \"dtype\" is an object where a text must be");
-  EXPECT_EQ(refused(R"({"a":{"dtype":["F32"]}})"), "file: tensor \"a\": \"dtype\" is an array where a text must be");
+  EXPECT_EQ(refused(R"({"a":1})"), "file: tensor \"a\": is the number 1 and must be an object: correct the header");
+  EXPECT_EQ(refused(R"({"a":"text"})"),
+            "file: tensor \"a\": is the text \"text\" and must be an object: correct the header");
+  EXPECT_EQ(refused(R"({"a":[]})"), "file: tensor \"a\": is an array and must be an object: correct the header");
+  EXPECT_EQ(refused(R"({"a":{"dtype":{}}})"),
+            "file: tensor \"a\": \"dtype\" is an object and must be a text: correct the header");
+  EXPECT_EQ(refused(R"({"a":{"dtype":["F32"]}})"),
+            "file: tensor \"a\": \"dtype\" is an array and must be a text: correct the header");
   EXPECT_EQ(refused(R"({"a":{"shape":4}})"),
-            "file: tensor \"a\": \"shape\" is the number 4 where an array of numbers must be");
+            "file: tensor \"a\": \"shape\" is the number 4 and must be an array of numbers: correct the header");
   EXPECT_EQ(refused(R"({"a":{"shape":null}})"),
-            "file: tensor \"a\": \"shape\" is null where an array of numbers must be");
+            "file: tensor \"a\": \"shape\" is null and must be an array of numbers: correct the header");
   EXPECT_EQ(refused(R"({"a":{"color":"red"}})"),
-            "file: tensor \"a\": \"color\" is not a field of a tensor; the fields are dtype, shape and data_offsets");
+            "file: tensor \"a\": \"color\" must be dtype, shape or data_offsets: remove this field");
   EXPECT_EQ(refused(R"({"__metadata__":{"k":1}})"),
-            "file: __metadata__: \"k\" is the number 1; metadata is an object of texts");
+            "file: __metadata__: \"k\" is the number 1, but metadata must be an object of texts: correct the header");
   EXPECT_EQ(refused(R"({"__metadata__":"text"})"),
-            "file: __metadata__: is the text \"text\"; metadata is an object of texts");
+            "file: __metadata__: is the text \"text\", but metadata must be an object of texts: correct the header");
   EXPECT_EQ(refused(R"({"__metadata__":{"k":{}}})"),
-            "file: __metadata__: \"k\" is an object; metadata is an object of texts");
+            "file: __metadata__: \"k\" is an object, but metadata must be an object of texts: correct the header");
   EXPECT_EQ(refused(R"({"a":{"shape":[2,[3]]}})"),
-            "file: tensor \"a\": \"shape\" contains an array; its numbers must be whole and not negative");
+            "file: tensor \"a\": \"shape\" contains an array and must contain whole numbers of at least 0: correct the "
+            "header");
 }
 
 TEST(SafetensorsTest, RefusesDeepNesting) {
   const std::string deep(1'000'000, '[');
-  EXPECT_EQ(refused("{\"a\":" + deep), "file: tensor \"a\": is an array where an object must be");
+  EXPECT_EQ(refused("{\"a\":" + deep), "file: tensor \"a\": is an array and must be an object: correct the header");
   EXPECT_EQ(refused("{\"a\":{\"shape\":" + deep),
-            "file: tensor \"a\": \"shape\" contains an array; its numbers must be whole and not negative");
+            "file: tensor \"a\": \"shape\" contains an array and must contain whole numbers of at least 0: correct the "
+            "header");
 }
 
 TEST(SafetensorsTest, RefusesMissingFields) {
-  EXPECT_EQ(refused(R"({"a":{}})"), "file: tensor \"a\": has no \"dtype\"");
-  EXPECT_EQ(refused(R"({"a":{"dtype":"F32"}})"), "file: tensor \"a\": has no \"shape\"");
-  EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[]}})"), "file: tensor \"a\": needs \"data_offsets\": [begin, end]");
+  EXPECT_EQ(refused(R"({"a":{}})"), "file: tensor \"a\": has no \"dtype\": add the field");
+  EXPECT_EQ(refused(R"({"a":{"dtype":"F32"}})"), "file: tensor \"a\": has no \"shape\": add the field");
+  EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[]}})"),
+            "file: tensor \"a\": must have \"data_offsets\": add [begin, end]");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0]}})"),
-            "file: tensor \"a\": needs \"data_offsets\": [begin, end]");
+            "file: tensor \"a\": must have \"data_offsets\": add [begin, end]");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,4,4]}})", 4),
-            "file: tensor \"a\": \"data_offsets\" has more than 2 numbers");
+            "file: tensor \"a\": \"data_offsets\" has more than 2 numbers: correct the header");
 }
 
 TEST(SafetensorsTest, RefusesBadNumbers) {
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": \"shape\" contains the number -1; its numbers must be whole and not negative");
+            "file: tensor \"a\": \"shape\" contains the number -1 and must contain whole numbers of at least 0: "
+            "correct the header");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": \"shape\" contains the number 1.5; its numbers must be whole and not negative");
+            "file: tensor \"a\": \"shape\" contains the number 1.5 and must contain whole numbers of at least 0: "
+            "correct the header");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": \"shape\" contains a boolean; its numbers must be whole and not negative");
-  EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": \"shape\" the number 9223372036854775808 is above 2^63 - 1");
+            "file: tensor \"a\": \"shape\" contains a boolean and must contain whole numbers of at least 0: correct "
+            "the header");
+  EXPECT_EQ(
+      refused(R"({"a":{"dtype":"F32","shape":[9223372036854775808],"data_offsets":[0,4]}})", 4),
+      "file: tensor \"a\": \"shape\" the number 9223372036854775808 must be at most 2^63 - 1: correct the header");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": shape (4294967296, 4294967296) overflows; its bytes must fit into 63 bits");
+            "file: tensor \"a\": shape (4294967296, 4294967296) must fit into 2^63 - 1 bytes: correct the header");
   std::string ones = "1";
   for (size_t i = 0; i < max_dimensions; ++i) ones += ",1";
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[)" + ones + R"(],"data_offsets":[0,1]}})", 1),
-            "file: tensor \"a\": \"shape\" has more than 64 numbers");
+            "file: tensor \"a\": \"shape\" has more than 64 numbers: correct the header");
 }
 
 TEST(SafetensorsTest, RefusesUnknownTypes) {
-  EXPECT_EQ(
-      refused(R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4),
-      "file: tensor \"a\": dtype \"F31\" is not known; known are BOOL, U8, I8, F8_E4M3, F8_E5M2, U16, I16, F16, BF16, "
-      "U32, I32, F32, U64, I64, F64");
+  EXPECT_EQ(refused(R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4),
+            "file: tensor \"a\": dtype \"F31\" must be one of BOOL, U8, I8, F8_E4M3, F8_E5M2, U16, I16, F16, BF16, "
+            "U32, I32, F32, U64, I64, F64: convert the tensor");
 }
 
 TEST(SafetensorsTest, RefusesOffsetsThatDoNotFit) {
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1),
-            "file: tensor \"a\": data_offsets [1, 0] end before they begin");
+            "file: tensor \"a\": data_offsets [1, 0] must have a begin of at most the end: correct the header");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4),
             "file: tensor \"a\": data_offsets [0, 4] hold 4 bytes but F32 (2,) needs 8");
   EXPECT_EQ(
       refused(
           R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})",
           5),
-      "file: tensor \"b\": begins at byte 2 and overlaps the tensor before it, which ends at 3; tensors must follow "
-      "one another");
+      "file: tensor \"b\": begins at byte 2 and overlaps the previous tensor, which ends at 3: write the tensors one "
+      "after another");
   EXPECT_EQ(
       refused(
           R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[1],"data_offsets":[4,5]}})",
           5),
-      "file: tensor \"b\": begins at byte 4 and leaves a hole before it, which ends at 3; tensors must follow one "
-      "another");
-  EXPECT_EQ(
-      refused(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})", 4),
-      "file: tensor \"a\": begins at byte 1 and leaves a hole before it, which ends at 0; tensors must follow one "
-      "another");
+      "file: tensor \"b\": begins at byte 4 and leaves a hole after the previous tensor, which ends at 3: write the "
+      "tensors one after another");
+  EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[1,4]}})", 4),
+            "file: tensor \"a\": begins at byte 1 and leaves a hole after the previous tensor, which ends at 0: write "
+            "the tensors one after another");
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", 5),
-            "file: 2 bytes after the last tensor belong to none; every byte must belong to a tensor");
+            "file: 2 bytes after the last tensor belong to no tensor: remove them");
 }
 
 TEST(SafetensorsTest, MessagesAreSafeToPrint) {
   EXPECT_EQ(refused("{\"\\u001b[31m" + std::string(100, 'n') + "\":1}"),
-            "file: tensor \"\\x1b[31m" + std::string(55, 'n') + "...\": is the number 1 where an object must be");
+            "file: tensor \"\\x1b[31m" + std::string(55, 'n') +
+                "...\": is the number 1 and must be an object: correct the header");
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ sed 's/"grid"/"entry": "absent", "grid"/' good.json >entry.json
 expect 2 "must be one of scale" vgpu check scale.ptx --launch entry.json
 expect 2 "needs --launch FILE" vgpu check scale.ptx
 expect 2 "must be a virtual GPU" vgpu check scale.ptx --launch good.json --device cuda
-expect 2 "\"vgpu:h100\" or \"vgpu:h200\": there is no" vgpu check scale.ptx --launch good.json --device vgpu:h300
+expect 2 "\"vgpu:h100\" or \"vgpu:h200\": choose one" vgpu check scale.ptx --launch good.json --device vgpu:h300
 sed 's/sm_90a/sm_100a/' scale.ptx >scale100.ptx
 expect 0 "PASS  vgpu:b200" vgpu check scale100.ptx --launch good.json
 sed 's/sm_90a/sm_103a/' scale.ptx >scale103.ptx

@@ -44,7 +44,7 @@ TEST(VirtualContexts, HaveNames) {
   EXPECT_TRUE(std::string(tandem_context_description(first.handle)).starts_with("vgpu:h200, "));
   const Context unknown("vgpu:h300");
   EXPECT_EQ(unknown.status, TANDEM_INVALID_ARGUMENT);
-  says("device \"vgpu:h300\" must be \"vgpu:b200\", \"vgpu:b300\", \"vgpu:h100\" or \"vgpu:h200\": there is no");
+  says("device \"vgpu:h300\" must be \"vgpu:b200\", \"vgpu:b300\", \"vgpu:h100\" or \"vgpu:h200\": choose one");
 }
 
 // The arguments of a small call on tensors of the host.

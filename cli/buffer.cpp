@@ -55,7 +55,7 @@ void Buffer::set_shape(DType dtype, std::vector<int64_t> shape) {
   count_ = 1;
   for (const int64_t extent : shape_) {
     if (extent < 0 || __builtin_mul_overflow(count_, extent, &count_) || count_ > INT64_MAX / 8)
-      throw io::InputError("a tensor of shape " + io::shape_text(shape_) + " is too large");
+      throw io::InputError("a tensor of shape " + io::shape_text(shape_) + " is too large: choose smaller sizes");
   }
 }
 

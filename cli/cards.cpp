@@ -57,9 +57,9 @@ void CardFlags::add_to(Command app) {
 gpu::Properties CardFlags::properties() const {
   if (!device.empty()) {
     if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return properties_of(device);
-    throw io::InputError(
-        "--device (" + device +
-        ") must be cuda, cuda:N or vgpu:MODEL, because only GPUs have a plan: " + "pass --gpu h200 without a GPU");
+    throw io::InputError("--device (" + device +
+                         ") must be cuda, cuda:N or vgpu:MODEL, because only GPUs have a plan: " +
+                         "pass --gpu h200 if the machine has no GPU");
   }
   if (!card.empty()) return properties_of(*std::ranges::find(cards, card, &Card::key));
   const GpusSeen seen = gpus_seen();

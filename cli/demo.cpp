@@ -98,7 +98,7 @@ void load_file(const std::string& path, const ToolEngine& engine, std::vector<La
             [](const auto& a, const auto& b) { return std::pair(a.size(), a) < std::pair(b.size(), b); });
   const auto get = [&](const std::string& name) {
     const io::FileTensor* tensor = file.find(name);
-    if (!tensor) throw io::InputError(path + ": has no tensor " + io::in_quotes(name));
+    if (!tensor) throw io::InputError(path + ": has no tensor " + io::in_quotes(name) + ": add the tensor");
     return buffer_from(*tensor, path + ": tensor " + io::in_quotes(name), false);
   };
   Random random(1);

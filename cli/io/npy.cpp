@@ -74,7 +74,8 @@ class HeaderReader {
 
   [[noreturn]] void syntax(const char* expected) const {
     const std::string found = at_ < text_.size() ? in_quotes(text_.substr(at_, 1)) : "the end";
-    refuse("is not a dictionary of numpy: at byte " + std::to_string(at_) + " " + expected + " must be, not " + found);
+    refuse(std::string("must be a dictionary of numpy: write ") + expected + " at byte " + std::to_string(at_) +
+           ", not " + found);
   }
 
   void skip_space() {

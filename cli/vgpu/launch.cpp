@@ -349,7 +349,7 @@ LaunchFile read_launch(const std::string& path) {
   try {
     json = io::parse_json({text, mapped.bytes().size()});
   } catch (const io::JsonError& error) {
-    throw InputError(path + ": must be JSON: " + error.what());
+    throw InputError(path + ": must be JSON (" + error.what() + "): correct the file");
   }
   Fields fields(json, path + ": ");
   file.entry = fields.get<std::string>("entry", "");

@@ -177,8 +177,8 @@ std::string timing_report(const Modelled& m, const WholeProblem& problem) {
   }
   if (m.run.assumed > 0 || m.run.unknown > 0) {
     text += entry("beware",
-                  str_cat(m.run.assumed, " arrivals were assumed and ", m.run.unknown,
-                          " waits left out: the code does not show their barriers"),
+                  str_cat("the model assumes ", m.run.assumed, " arrivals and leaves out ", m.run.unknown,
+                          " waits, because the code does not show the barriers"),
                   kIndent);
   }
   return str_cat(text, "\nClocks of a warp in a step, by cause of the wait:\n", roles_table(c), "\n", chain_table(c));

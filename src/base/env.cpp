@@ -58,7 +58,7 @@ const Env& Env::get() {
 
 Status check(const Env& env) {
   TANDEM_TRY(check_target(env.cpu_target));
-  TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "to keep compiled kernels on disk or not"));
+  TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "to keep compiled kernels on disk, or not"));
   return check_switch("TANDEM_LOG", env.log, "1", "0", "to print a line for every call on a GPU or not");
 }
 

@@ -181,7 +181,8 @@ Status Cache::publish(const Digest& key, std::string_view description, std::stri
   const std::string temporary = str_cat(hex(key), ".", getpid(), ".", random).append(kTemporarySuffix);
   const auto failed = [&](int error) {
     remove_in(folder, temporary);
-    return without(str_cat("a kernel could not be written to \"", options_.folder, "\": ", text_of(error)));
+    return without(str_cat("a kernel could not be written to \"", options_.folder, "\" (", text_of(error),
+                           "); free space there, or set TANDEM_CACHE_DIR"));
   };
   const File file = open_in(folder, temporary, O_WRONLY | O_CREAT | O_EXCL);
   if (!file.open()) return failed(errno);

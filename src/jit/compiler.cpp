@@ -127,7 +127,8 @@ Status Compiler::open(const Search& search, const Env& env, std::unique_ptr<Comp
     return {};
   }
   if (!env.nvrtc.empty()) {
-    return no_compiler(str_cat("TANDEM_NVRTC (\"", env.nvrtc, "\") must name NVRTC 12.0 or newer, libnvrtc.so: ", why));
+    return no_compiler(str_cat("TANDEM_NVRTC (\"", env.nvrtc, "\") must name NVRTC 12.0 or newer (", why,
+                               "): set the path of libnvrtc.so"));
   }
   const std::string version =
       search.newest_major == 0 ? "" : str_cat(" for CUDA ", search.newest_major, ", the driver's version, or older");

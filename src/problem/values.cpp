@@ -107,8 +107,7 @@ Status ProblemBuilder::check_sharing() const {
       const bool seen = j <= i && use(j) == Use::write;  // outputs: each pair once
       if (seen || !overlap(written, other)) continue;
       return Status::invalid(str_cat(written.name, ".data (byte ", written.data - other.data, " from ", other.name,
-                                     ".data) overlaps ", other.name, ": ", written.name,
-                                     "pass separate memory for the result"));
+                                     ".data) overlaps ", other.name, ": pass separate memory for ", written.name));
     }
   }
   return {};

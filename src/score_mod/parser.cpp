@@ -232,7 +232,8 @@ class Parser {
     if (name == "nan") return graph.real(std::numeric_limits<double>::quiet_NaN());
     if (const auto input = find_input(name)) {
       if (*input == Input::score && signature.result == Signature::Result::mask) {
-        lexer_.refuse(token.at, "score must not be used in a mask_mod: masks are evaluated before scores");
+        lexer_.refuse(token.at,
+                      "score must not be used in a mask_mod: remove score, because masks are evaluated before scores");
       }
       return graph.input(*input);
     }
@@ -279,7 +280,7 @@ class Parser {
     for (size_t i = 0; i < rank; ++i) {
       if (typing_.type(indices[i]) != Type::integer) {
         lexer_.refuse(indices[i].at, str_cat("an index must be an int, not ", with_article(typing_.type(indices[i])),
-                                             ": convert it with int(...)"));
+                                             ": convert the value with int(...)"));
       }
       at[i] = indices[i].id;
     }

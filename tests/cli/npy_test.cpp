@@ -86,19 +86,19 @@ TEST(NpyTest, RefusesUnknownVersions) {
 }
 
 TEST(NpyTest, RefusesHeadersThatAreNoDictionary) {
-  const auto at = [](const std::string& rest) { return "file: header: is not a dictionary of numpy: at byte " + rest; };
-  EXPECT_EQ(refused(""), at("0 '{' must be, not the end"));
-  EXPECT_EQ(refused("x"), at("0 '{' must be, not \"x\""));
-  EXPECT_EQ(refused("{descr"), at("1 a key in quotes must be, not \"d\""));
-  EXPECT_EQ(refused("{'descr"), at("2 a closing quote must be, not \"d\""));
-  EXPECT_EQ(refused("{'descr' 1"), at("9 ':' must be, not \"1\""));
-  EXPECT_EQ(refused("{'descr': 1"), at("10 a type in quotes must be, not \"1\""));
-  EXPECT_EQ(refused("{'descr': '<f4' 'shape'"), at("16 ',' must be, not \"'\""));
-  EXPECT_EQ(refused("{'fortran_order': 0"), at("18 True or False must be, not \"0\""));
-  EXPECT_EQ(refused("{'shape': 3"), at("10 '(' must be, not \"3\""));
-  EXPECT_EQ(refused("{'shape': (2 3)"), at("13 ',' or ')' must be, not \"3\""));
-  EXPECT_EQ(refused("{'shape': (,)"), at("11 a number must be, not \",\""));
-  EXPECT_EQ(refused(good + "x"), at("63 the end of the header must be, not \"x\""));
+  const auto at = [](const std::string& rest) { return "file: header: must be a dictionary of numpy: write " + rest; };
+  EXPECT_EQ(refused(""), at("'{' at byte 0, not the end"));
+  EXPECT_EQ(refused("x"), at("'{' at byte 0, not \"x\""));
+  EXPECT_EQ(refused("{descr"), at("a key in quotes at byte 1, not \"d\""));
+  EXPECT_EQ(refused("{'descr"), at("a closing quote at byte 2, not \"d\""));
+  EXPECT_EQ(refused("{'descr' 1"), at("':' at byte 9, not \"1\""));
+  EXPECT_EQ(refused("{'descr': 1"), at("a type in quotes at byte 10, not \"1\""));
+  EXPECT_EQ(refused("{'descr': '<f4' 'shape'"), at("',' at byte 16, not \"'\""));
+  EXPECT_EQ(refused("{'fortran_order': 0"), at("True or False at byte 18, not \"0\""));
+  EXPECT_EQ(refused("{'shape': 3"), at("'(' at byte 10, not \"3\""));
+  EXPECT_EQ(refused("{'shape': (2 3)"), at("',' or ')' at byte 13, not \"3\""));
+  EXPECT_EQ(refused("{'shape': (,)"), at("a number at byte 11, not \",\""));
+  EXPECT_EQ(refused(good + "x"), at("the end of the header at byte 63, not \"x\""));
 }
 
 TEST(NpyTest, RefusesWrongKeys) {

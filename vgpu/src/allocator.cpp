@@ -28,7 +28,7 @@ Status Allocator::allocate(size_t bytes, void** address) {
   if (*address == nullptr) {
     return {TANDEM_DEVICE_ERROR,
             str_cat("bytes (", bytes, ") must be at most the ", left,
-                    " that are left of the virtual GPU's memory, and fit into the host's memory: free some memory")};
+                    " bytes left of the virtual GPU's memory, and fit into the host's memory: free some memory")};
   }
   std::memset(*address, 0xff, rounded);  // NaN in every format: unwritten memory shows in results
   allocations_[place_of(*address)] = {made_++, bytes, false, true};

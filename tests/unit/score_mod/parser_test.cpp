@@ -133,7 +133,7 @@ TEST(Parser, refusals_name_the_column) {
   EXPECT_EQ(refusal("k - q", Signature::Result::mask),
             "column 1: a mask_mod must return a bool, not an int: compare the value");
   EXPECT_EQ(refusal("score > 0", Signature::Result::mask),
-            "column 1: score must not be used in a mask_mod: masks are evaluated before scores");
+            "column 1: score must not be used in a mask_mod: remove score, because masks are evaluated before scores");
   EXPECT_EQ(refusal("q = 1; q"), "column 1: 'q' must be defined once: assign to another name");
   EXPECT_EQ(
       refusal("2147483648"),

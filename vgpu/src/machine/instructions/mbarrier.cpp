@@ -142,7 +142,7 @@ Step wait(Context& context, const Op& op, const MbarrierDetail& detail, const Sh
   Fragment& fragment = context.fragment;
   if (detail.ignored && !fragment.tried)
     context.finds(Rule::ignored_wait, op, "mbarrier at " + std::to_string(places[first_lane(context.mask)].offset),
-                  "the wait may end before the phase completes, and its result is not used");
+                  "the wait may end before the phase completes, but the kernel ignores the result");
   // A thread that waits through two completions would miss its phase on hardware.
   if (detail.use == Use::try_wait && last != nullptr && fragment.tried && detail.parity && passed == 0 &&
       fragment.wait.a == last->address && last->phase >= fragment.state + 2) {

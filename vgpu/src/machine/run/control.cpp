@@ -109,12 +109,12 @@ bool is_whole(Context& context, const Op& op, Exited exited) {
   const Warp& warp = context.warp;
   if (context.mask != warp.alive)
     return context.finds(Rule::divergent_aligned, op, "",
-                         str_cat(" the instruction needs all threads of the warp, but only lanes ", context.mask,
+                         str_cat("the instruction needs all threads of the warp, but only lanes ", context.mask,
                                  " (a mask) of ", warp.alive, " execute it together"));
   if (warp.alive == warp.launched || exited == Exited::do_not_matter) return true;
   return context.finds(exited == Exited::matter ? Rule::divergent_aligned : Rule::exited_lanes, op, "",
-                       str_cat(" the instruction needs all threads of the warp, but lanes ",
-                               warp.launched & ~warp.alive, " (a mask) have exited"));
+                       str_cat("the instruction needs all threads of the warp, but lanes ", warp.launched & ~warp.alive,
+                               " (a mask) have exited"));
 }
 
 bool gather_lanes(Context& context, const Op& op, uint32_t members, bool any_place, uint32_t* present) {

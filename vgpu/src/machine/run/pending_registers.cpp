@@ -38,8 +38,8 @@ void check(Context& context, const Op& op, int32_t at, bool writes) {
   for (const auto& load : context.warp.tmem_pending_ops) context.cluster.async.finish(load);
   context.warp.loads_waited = context.warp.loads_issued;
   context.finds(Rule::pending_load, op, "",
-                writes ? "a register is written that a tcgen05.ld before its wait::ld writes too"
-                       : "the result of a tcgen05.ld is read before its wait::ld");
+                writes ? "the instruction writes a register that a tcgen05.ld also writes, before the wait::ld"
+                       : "the instruction reads the result of a tcgen05.ld before the wait::ld");
   if (context.grid.observer != nullptr) context.grid.observer->tcgen05_waits(context.actor(op), true, false);
 }
 

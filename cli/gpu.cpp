@@ -63,7 +63,7 @@ DeviceChoice choose_device(const std::string& asked) {
     if (!seen.gpus.empty()) {
       const GpuSeen& first = seen.gpus.front();
       choice.why = str_cat("the ", first.name, " has compute capability ", first.major, ".", first.minor,
-                           "; there are kernels for 9.0 (H100, H200)");
+                           "; Tandem has kernels for 9.0 (H100, H200)");
     }
     return choice;
   }

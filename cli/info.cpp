@@ -62,7 +62,7 @@ void print_gpus(const GpusSeen& seen) {
     const GpuSeen& gpu = seen.gpus[n];
     line(str_cat("cuda:", n), str_cat(gpu.name, ", compute capability ", gpu.major, ".", gpu.minor, ", ", gpu.sm_count,
                                       " SMs, ", bytes_text(static_cast<double>(gpu.memory_bytes)),
-                                      gpu.served() ? "" : "; no kernels for it, only for 9.0"));
+                                      gpu.served() ? "" : "; Tandem has kernels for 9.0 only"));
   }
   line("driver", str_cat("for CUDA ", seen.driver_version / 1000, ".", seen.driver_version % 1000 / 10));
 }

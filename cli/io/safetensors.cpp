@@ -185,7 +185,7 @@ void check_coverage(const Safetensors& result, std::span<const std::byte> data, 
   }
   if (covered != data.size()) {
     throw InputError(file + ": " + std::to_string(data.size() - covered) +
-                     " bytes after the last tensor belong to no tensor: remove them");
+                     " bytes after the last tensor belong to no tensor: remove these bytes");
   }
 }
 

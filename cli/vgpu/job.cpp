@@ -277,7 +277,7 @@ Status PtxJob::fill_block(gpu::Device& device, const vgpu::Program& program, con
   const size_t count = program.function().parameters.size();
   if (placed || next == count) return {};
   return Status::invalid(str_cat(launch_.path, ": parameters (", next, ") must be all ", count,
-                                 " of the kernel: add the missing ones, or set the offsets (at)"));
+                                 " of the kernel: add the missing parameters, or set the offsets (at)"));
 }
 
 Status PtxJob::start(gpu::Device& device, gpu::Kernel kernel, std::span<const gpu::NamedBuffer> buffers,

@@ -312,7 +312,8 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const
   const ArchPlanner& planner = planner_for(device);
   if (p.num_splits > 1 && (p.block_mask || p.batch_invariant)) {
     return Status::unsupported(str_cat("num_splits (", p.num_splits, ") must be 0 or 1 with ",
-                                       p.block_mask ? "block lists" : "batch_invariant", " on a GPU: set it to 0"));
+                                       p.block_mask ? "block lists" : "batch_invariant",
+                                       " on a GPU: set num_splits to 0"));
   }
   TANDEM_TRY(check_blocks(p, planner.block_mask_queries(), planner.block_mask_keys()));
   TANDEM_TRY(check_head_dim("q", p.head_dim));

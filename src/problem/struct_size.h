@@ -25,8 +25,8 @@ Status read_struct(const char* name, const char* type, const T* from, int64_t fi
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (int64_t i = known; i < from->size; ++i) {
     if (bytes[i] == 0) continue;
-    return Status::unsupported(str_cat(name, " byte ", i, " (", bytes[i], ") must be 0: it is an option beyond the ",
-                                       known, " bytes this version knows; zero it or use a newer library"));
+    return Status::unsupported(str_cat(name, " byte ", i, " (", bytes[i], ") must be 0 beyond the ", known,
+                                       " bytes of this version: zero the byte, or use a newer library"));
   }
   *to = {};
   std::memcpy(to, from, static_cast<size_t>(std::min(from->size, known)));

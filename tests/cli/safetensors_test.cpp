@@ -184,7 +184,7 @@ TEST(SafetensorsTest, RefusesOffsetsThatDoNotFit) {
             "file: tensor \"a\": begins at byte 1 and leaves a hole after the previous tensor, which ends at 0: write "
             "the tensors one after another");
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})", 5),
-            "file: 2 bytes after the last tensor belong to no tensor: remove them");
+            "file: 2 bytes after the last tensor belong to no tensor: remove these bytes");
 }
 
 TEST(SafetensorsTest, MessagesAreSafeToPrint) {

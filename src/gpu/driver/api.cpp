@@ -59,7 +59,7 @@ Status load(const std::string& library, Api* api) {
   const auto find = reinterpret_cast<GetProcAddress>(dlsym(handle, "cuGetProcAddress_v2"));
   if (find == nullptr) {
     return Status::unsupported(str_cat("device \"cuda\" needs NVIDIA's driver for CUDA 12.0 or newer, and ", library,
-                                       " is older: update it, or choose device \"cpu\""));
+                                       " is older: update the driver, or choose device \"cpu\""));
   }
 #define TANDEM_FIND(name, parameters)                                                                                 \
   {                                                                                                                   \

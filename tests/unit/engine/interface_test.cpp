@@ -170,7 +170,7 @@ TEST(Interface, ContextOptions) {
   longer.options.size = sizeof longer;
   EXPECT_TRUE(context_of(longer.options));
   longer.later[1] = 1;
-  refused(longer.options, TANDEM_UNSUPPORTED, "must be 0: it is an option beyond");
+  refused(longer.options, TANDEM_UNSUPPORTED, "must be 0 beyond the");
 }
 
 TEST(Interface, ContextDescribesItself) {

@@ -176,12 +176,13 @@ void Watch::check_barrier_visible(CheckedCluster& cluster, const CheckedOperatio
   const Actor& actor = operation.actor;
   Rule rule = Rule::data_race;
   std::string message =
-      str_cat("the ", name_of(operation.kind), " signals a barrier, but no synchronisation follows its init");
+      str_cat("the ", name_of(operation.kind), " signals a barrier, but no synchronisation follows the barrier's init");
   if (knows(operation.published.seen, site.row, lanes, barrier.init.time())) {
     if (barrier.fenced || knows(operation.published.proxied.shared, site.row, lanes, barrier.init.time())) return;
     rule = Rule::missing_init_fence;
-    message = str_cat("the ", name_of(operation.kind),
-                      " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async followed its init");
+    message = str_cat(
+        "the ", name_of(operation.kind),
+        " signals a barrier, but neither fence.mbarrier_init nor fence.proxy.async followed the barrier's init");
   }
   if (!findings_.counts({rule, actor.cta, actor.warp, actor.instruction, site.instruction, id.address})) return;
   findings_.add(rule, party_of(actor, first_of(actor.lanes), "signals the barrier"), party_of(site, barrier.init),

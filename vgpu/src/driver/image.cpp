@@ -93,7 +93,7 @@ Status unpack_zstd(const void* from, size_t size, std::string* text) {
         "the PTX of this fat binary is compressed by zstd, and libzstd.so.1 is missing: install libzstd, or compile "
         "with nvcc --no-compress");
   if (decompress(text->data(), text->size(), from, size) != text->size())
-    return Status::invalid("the PTX of this fat binary, compressed by zstd, is broken: compile it again");
+    return Status::invalid("the PTX of this fat binary, compressed by zstd, is broken: compile the program again");
   return {};
 }
 
@@ -101,7 +101,7 @@ Status text_of(const FatEntry& entry, const unsigned char* payload, std::string*
   const bool packed = (entry.flags & (kLz4 | kZstd)) != 0;
   const uint64_t stored = packed ? entry.compressed_size : entry.padded_size;
   if (stored > entry.padded_size || (packed && entry.size > kMaxBytes))
-    return Status::invalid("this fat binary must contain its entries: compile it again");
+    return Status::invalid("this fat binary must contain its entries: compile the program again");
   if (!packed) {
     text->assign(reinterpret_cast<const char*>(payload), stored);
   } else {
@@ -109,7 +109,7 @@ Status text_of(const FatEntry& entry, const unsigned char* payload, std::string*
     if (entry.flags & kZstd) {
       TANDEM_TRY(unpack_zstd(payload, stored, text));
     } else if (!unpack_lz4(payload, stored, text)) {
-      return Status::invalid("the PTX of this fat binary, compressed by LZ4, is broken: compile it again");
+      return Status::invalid("the PTX of this fat binary, compressed by LZ4, is broken: compile the program again");
     }
   }
   text->resize(std::min(text->find('\0'), text->size()));  // padding
@@ -126,7 +126,7 @@ Status find_ptx(const unsigned char* image, int capability, std::string* text) {
     const unsigned char* const here = image + header.bytes + at;
     const auto entry = read<FatEntry>(here);
     if (entry.bytes < sizeof(FatEntry) || entry.bytes > end - at || entry.padded_size > end - at - entry.bytes)
-      return Status::invalid("this fat binary must contain its entries: compile it again");
+      return Status::invalid("this fat binary must contain its entries: compile the program again");
     any_code |= entry.kind == 2;
     const bool fits = entry.kind == 1 && static_cast<int>(entry.capability) <= capability;
     if (fits && (best == nullptr || entry.capability >= chosen.capability)) {

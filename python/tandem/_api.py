@@ -289,7 +289,7 @@ def attention_backward(
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError("seed (None) must be the forward call's seed: dropout must hide the same scores")
+        raise ValueError("seed (None) must be the forward call's seed, so that dropout hides the same scores: pass it")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -376,8 +376,7 @@ def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, An
     for name in targets:
         if not _arrays.is_floating(captured.get(name)):
             raise ValueError(
-                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: only float "
-                "arrays have gradients"
+                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: omit this name"
             )
     return {name: targets.get(name) for name in captured}
 
@@ -445,7 +444,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
     known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"{sorted(unknown)} must be arguments of tandem.attention: correct the names")
+        raise TypeError(f"arguments ({sorted(unknown)}) must be arguments of tandem.attention: correct the names")
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}

@@ -126,8 +126,8 @@ def bound(mod: Any, argument: str) -> Bound:
     if isinstance(mod, str):
         mod = Mod(mod)
     if not isinstance(mod, Mod):
-        function = "; tandem.flex_attention takes functions" if callable(mod) else ""
-        raise TypeError(f"{argument} ({type(mod).__name__}) must be an expression (str) or a tandem.Mod{function}")
+        remedy = "pass a function to tandem.flex_attention" if callable(mod) else "pass one of them"
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be an expression (str) or a tandem.Mod: {remedy}")
     return mod.text, tuple((name, _value(x, f"{argument}.{name}"), None) for name, x in mod.bindings.items())
 
 

@@ -92,7 +92,9 @@ def _one_by_one(
     options: dict[str, Any],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     if count == 0:
-        raise ValueError("vmap's examples must be at least 1: there is no shape to take a result's from")
+        raise ValueError(
+            "vmap's examples (0) must be at least 1, because they define the result's shape: pass one or more"
+        )
     examples = [operator(*(_example(x, dim, n) for x, dim in zip(arguments, dims)), **options) for n in range(count)]
     results = tuple(
         [torch.stack(y) for y in zip(*x)] if isinstance(x[0], list) else torch.stack(x) for x in zip(*examples)

@@ -64,8 +64,8 @@ def _refuse_masked(cls: type, classes: list[type], implementation: str) -> None:
 
 def _refuse(cls: type, attention: type, implementation: str) -> None:
     raise tandem.Unsupported(
-        f'attn_implementation ("{implementation}") must be another for {cls.__name__}: its {attention.__name__} does '
-        'not call transformers\' attention interface; pass "eager", or a dict for the parts that call it, such as '
+        f'attn_implementation ("{implementation}") must be another for {cls.__name__}, because its '
+        f'{attention.__name__} does not call transformers\' attention interface: pass "eager", or a dict such as '
         f'{{"": "eager", "text_config": "{implementation}"}}'
     )
 

@@ -35,8 +35,8 @@ __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
 if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
     raise ImportError(
-        f"transformers is {transformers.__version__} and must be 5.4 or later, which passes mask functions the "
-        "place of the queries: pip install -U transformers"
+        f"transformers is {transformers.__version__} and must be 5.4 or later, whose mask functions have the queries' "
+        "places: upgrade it with 'pip install -U transformers'"
     )
 
 logger = logging.get_logger(__name__)
@@ -340,8 +340,8 @@ def tandem_attention(
         )
     if kwargs.get("output_attentions"):
         logger.warning_once(
-            '`attn_implementation="tandem"` holds no attention weights, so `output_attentions=True` has no effect; '
-            'set it to "eager" for them.'
+            '`attn_implementation="tandem"` stores no attention weights, so `output_attentions=True` has no effect: '
+            'set attn_implementation to "eager" for the weights.'
         )
 
     if attention_mask is None:

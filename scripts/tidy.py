@@ -53,7 +53,7 @@ def main():
     database = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
     absolute = [str(pathlib.Path(file).absolute()) for file in files]
     if strange := [file for file in absolute if file not in database]:
-        sys.exit(f"{build}/compile_commands.json does not say how these are compiled: {' '.join(strange)}")
+        sys.exit(f"{build}/compile_commands.json must have these files: configure it again for {' '.join(strange)}")
     wanted = [database[file] for file in absolute]
     folder = build / "tidy"
     folder.mkdir(exist_ok=True)

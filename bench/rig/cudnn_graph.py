@@ -15,7 +15,9 @@ def _cudnn():
     try:
         import cudnn
     except ImportError as why:
-        raise RuntimeError("this problem needs cuDNN's own interface: pip install nvidia-cudnn-frontend") from why
+        raise RuntimeError(
+            "cuDNN's frontend must be installed for this problem: pip install nvidia-cudnn-frontend"
+        ) from why
     return cudnn, cudnn.create_handle()
 
 

@@ -225,9 +225,7 @@ class _Tracing:
         if tensor.is_complex() or tensor.is_quantized:
             self.refuse(f"a captured tensor ({tensor.dtype}) must have floats, ints or bools: convert it")
         if tensor.is_meta and self.device.type != "meta":
-            self.refuse(
-                "a captured tensor is on meta, where tensors have no values: create it on the attention's device"
-            )
+            self.refuse("a captured tensor is on meta, which has no values: create it on the attention's device")
         name = self._names.get(id(tensor))
         if name is None:
             value = tensor

@@ -92,7 +92,7 @@ def distribution(ratios: list[float]) -> str:
 
 
 def decided(result: dict) -> float:
-    """The ratio, of the better of two timings if the second contradicts a loss."""
+    """Returns the ratio, from the better of two timings if the second contradicts a loss."""
     return max(result["ratio"], result.get("again", 0.0))
 
 

@@ -41,7 +41,7 @@ def together(entries, folder):
 
 
 def tidy(database, file):
-    """Returns True without findings, and the findings."""
+    """Returns (True if there are no findings, the findings)."""
     done = subprocess.run(["clang-tidy-16", "--quiet", "-p", database, file], capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(" generated.")]
     return done.returncode == 0, "\n".join(said)

@@ -161,8 +161,8 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   return 1;
 }
 
-/* The context of a call on this device, and the stream of the tensor that `described` describes. 0: not yet, and the
- * request names the step that must come first, or is NULL with an error. */
+/* Finds the context of a call on this device, and the stream of the tensor that `described` describes. Returns 0 with a
+ * request for the step that must come first, or with an exception. */
 static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
                       PyObject** request) {
   *stream = NULL;

@@ -81,7 +81,7 @@ def _mask(call_args: CallArgs) -> _Mask:
     """Converts Tandem's causal, window and alignment to the operator's arguments, or raises Unsupported.
 
     The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one
-    side has a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
+    side has a bound, the operator bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)
@@ -171,9 +171,10 @@ def _in_pieces(x: Tensor, dim: int) -> Tensor:
 
 
 def _sink_gradient(dout: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """Returns - sum of p_sink * (dout . out) over batch and queries, p_sink = exp(sink - lse); lse (batch, heads,
-    seqlen_q) or
-    (heads, total_q)."""
+    """Returns the negative sum of p_sink * (dout . out) over batch and queries, with p_sink = exp(sink - lse).
+
+    lse is (batch, heads, seqlen_q) or (heads, total_q).
+    """
     delta = (dout.float() * out.float()).sum(-1).transpose(-1, -2)
     share = (sink.float()[:, None] - lse).exp()
     return -(share * delta).sum(-1).reshape(-1, sink.shape[0]).sum(0).to(sink.dtype)

@@ -40,8 +40,8 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device, com
     """Returns the expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx).
 
-    argument: "score_mod" or "mask_mod". device: the device of the attention. compiled: torch.compile calls this,
-    and changing numbers become tensors, so that no new graph is needed.
+    argument: "score_mod" or "mask_mod". device: the device of the attention. compiled: under torch.compile
+    changing numbers become tensors, so that no new graph is needed.
     Raises Unsupported, with file and line, for a function without an expression.
     """
     tracing = _Tracing(argument, device)

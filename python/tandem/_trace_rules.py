@@ -339,7 +339,7 @@ for _name, _others in {
     "log_sigmoid": ("logsigmoid",),
 }.items():  # fmt: skip
     RULES.update(dict.fromkeys(_others, RULES[_name]))
-# The names of operators, and the names between two underscores of their methods.
+# By name of a rule: the name of the operator's method without the underscores (add: __add__).
 BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "floor_divide": "floordiv", "remainder": "mod",
     "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",

@@ -45,7 +45,7 @@ class Rule:
         return _one_by_one(self._operator, count, dims, arguments, options)
 
     def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
-        """Returns True if examples need separate calls. Dropout and expressions depend on the index in the batch, and
+        """Returns False if examples need separate calls. Dropout and expressions depend on the index in the batch, and
         gradients of shared inputs are needed for each example.
         """
         if any(options.get(name) for name in ("dropout_p", "score_mod", "mask_mod")):

@@ -1,7 +1,7 @@
 """The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
 
 Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
-for a row that sees no key. num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa,
+for a row that sees no key. num_splits divides the keys on a GPU; a number below 1 lets the plan choose. pack_gqa,
 sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs
 (q_descale, k_descale, v_descale), qv and attention_chunk are refused.
 

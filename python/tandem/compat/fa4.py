@@ -7,7 +7,7 @@ Shapes and rules equal tandem.flash_attn's, with these differences.
   key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
-- num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa, min_seqlen_k,
+- num_splits divides the keys on a GPU; a number below 1 lets the plan choose. pack_gqa, min_seqlen_k,
   scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels and change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
   aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions

@@ -275,8 +275,10 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 
 @torch.compiler.disable
 def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
-    """True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression. False
-    for expressions with tensors, which are no windows, because only windows are served without lists."""
+    """Returns True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression.
+
+    An expression with tensors is no window, and returns False, because only windows are served without lists.
+    """
     made = getattr(block_mask, "_made_by_tandem", None)
     if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
         return False

@@ -91,7 +91,7 @@ def _raise_refusal(what: int, call_args: dict[str, Any], arrays: dict[str, Any])
 
 
 def _is_shaped(at: dict[str, Any]) -> bool:
-    """False where no result has a shape, because the call will be refused."""
+    """Returns False if no result has a shape, because the call will be refused."""
     return len(at["q"].shape) in (3, 4) and len(at["v"].shape) > 0
 
 

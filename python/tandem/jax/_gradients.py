@@ -39,7 +39,7 @@ def operator(operation: Operation) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 def in_shard_map() -> bool:
-    """True inside jax.shard_map, where the caller has partitioned the arrays."""
+    """Returns True inside jax.shard_map, where the caller has partitioned the arrays."""
     return bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 

@@ -1,4 +1,4 @@
-"""Appending keys and values to a cache and attending to it: the work of the flash_attn_with_kvcache functions."""
+"""Appends keys and values to a cache and attends to the cache, for the functions flash_attn_with_kvcache."""
 
 from __future__ import annotations
 
@@ -259,8 +259,8 @@ def _check_new(cache, k, v, batch, cu_seqlens_k_new):
 
 
 def _check_values(cache, used):
-    """Refuses lengths and indices beyond the cache, which would be written there. A GPU is not checked, because reading
-    its tensors waits for it, which a CUDA graph forbids."""
+    """Refuses lengths and indices beyond the cache, which would be written there. Tensors on a GPU are not
+    checked, because reading them waits for the GPU, which a CUDA graph forbids."""
     if used.is_cuda:
         return
     rows, seqlen = cache.k.shape[:2]

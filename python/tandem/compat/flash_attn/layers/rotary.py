@@ -223,7 +223,7 @@ class RotaryEmbedding(torch.nn.Module):
         ):
             return
         self._seq_len_cached = seqlen
-        # Angles in float32, for any type of the module, because places in bfloat16 are inexact above 256.
+        # Angles are computed in float32 for any type of the module, because places in bfloat16 are inexact above 256.
         inv_freq = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._compute_inv_freq(device)
         place = torch.arange(seqlen, device=device, dtype=torch.float32)
         angles = torch.outer(place, inv_freq)

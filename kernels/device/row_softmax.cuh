@@ -64,8 +64,8 @@ struct RowSoftmax {
     return !(total() <= kOverflowedSum);
   }  // also true for NaN, which rescale_sum() may produce
 
-  // Returns the sum after the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below kOverflowedSum.
-  // Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
+  // Returns the sum after the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below
+  // kOverflowedSum. Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
   TANDEM_DEVICE float final_sum() {
     float all = total();
     if (rounding != 0) use_rounded_sum(&all, &row_max, rounding);

@@ -26,7 +26,7 @@ template <class Config>
 TANDEM_HOST_DEVICE long long dq_sums_at(Config t, long long m_block) {
   return m_block * t->dq_floats();
 }
-// The offset of a part in these sums. part: on Hopper counted over the cluster, on Blackwell of a CTA and its columns.
+// Offsets in these sums. Hopper uses dq_part_at, and its parts count over the cluster. Blackwell uses the CTA's column.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_part_at(Config t, int part) {
   return part * t->dq_part_floats();

@@ -185,7 +185,7 @@ def check_mask(causal: Any, alignment: Any) -> None:
     except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
         raise TypeError(f"causal ({type(causal).__name__}) must be True or False: pass one of them") from None
     if not is_flag:
-        remedy = "pass this as alignment" if causal in ("bottom_right", "top_left") else "pass one of them"
+        remedy = f"pass alignment={causal!r}" if causal in ("bottom_right", "top_left") else "pass one of them"
         raise ValueError(f"causal ({causal!r}) must be True or False: {remedy}")
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(

@@ -90,7 +90,7 @@ def _mask(call_args: CallArgs) -> _Mask:
     alignment = call_args.get("alignment")
     if alignment in ("top_left", "explicit") and (left is not None or right is not None):
         if call_args.get("diagonal_offsets") is not None:
-            _raise("diagonal_offset is an array", "call it once for each sequence with a number")
+            _raise("diagonal_offset is an array", "pass an integer in one call per sequence")
         if _is_packed(call_args):
             which = "alignment is 'top_left'" if alignment == "top_left" else "diagonal_offset is given"
             _raise(f"{which} with cu_seqlens_q", "pass 'bottom_right' if lengths are equal")

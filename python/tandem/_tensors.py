@@ -35,7 +35,7 @@ def check_layout(x: Tensor, name: str) -> None:
             f"{name} ({str(x.layout).rpartition('.')[2]}) must be a strided tensor: convert it with to_dense()"
         )
     if x._is_zerotensor():
-        raise TypeError(f"{name} (a zero tensor without memory) must have memory: pass its torch.zeros_like")
+        raise TypeError(f"{name} (a zero tensor without memory) must have memory: copy it with torch.zeros_like")
 
 
 def resolved(x: Any) -> Any:

@@ -15,7 +15,7 @@ for argument in "$@"; do
     --fix) fix=true ;;
     --no-tidy) tidy=false ;;
     --tidy) layout=false ;;
-    *) die "unknown argument '$argument'; usage: ./lint.sh [--fix] [--no-tidy | --tidy]" ;;
+    *) die "the argument ('$argument') must be a known one: ./lint.sh [--fix] [--no-tidy | --tidy]" ;;
   esac
 done
 install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES" "$LINT_PACKAGES"
@@ -34,7 +34,7 @@ lint_python() {
     $ruff check --quiet --fix "${folders[@]}" && $ruff format --quiet "${folders[@]}"
   else
     $ruff check --quiet "${folders[@]}"
-    $ruff format --quiet --check "${folders[@]}" || die "the layout of Python files is not the agreed one: ./lint.sh --fix"
+    $ruff format --quiet --check "${folders[@]}" || die "the layout of Python files must be ruff's: run ./lint.sh --fix"
   fi
 }
 
@@ -45,13 +45,13 @@ if $layout; then
   if $fix; then
     clang-format-16 -i "${sources[@]}"
   else
-    clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files is not the agreed one: ./lint.sh --fix"
+    clang-format-16 --dry-run --Werror "${sources[@]}" || die "the layout of these files must be clang-format's: run ./lint.sh --fix"
   fi
   shellcheck -x "${scripts[@]}"
   lint_python
   scripts/links.py "${pages[@]}"
   scripts/prose_lint.py --budget scripts/prose_budget.txt
-  say "Nothing to complain about in ${#sources[@]} C++ files and ${#scripts[@]} shell scripts."
+  say "${#sources[@]} C++ files and ${#scripts[@]} shell scripts have no findings."
 fi
 
 if $tidy; then

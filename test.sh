@@ -10,16 +10,16 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES"
 build release || exit 1
 if ! python_environment; then
-  [ "${CI:-}" != true ] || die "the Python tests' environment could not be made"
+  [ "${CI:-}" != true ] || die "the Python tests' environment must be created: read the errors above"
   rm -rf build/venv
   loudly "$TORCH and its companions could not be installed: THE PYTHON TESTS ARE SKIPPED"
 fi
 if ! nvrtc_environment; then
-  [ "${CI:-}" != true ] || die "NVRTC, which the tests compile GPU kernels with, could not be installed"
+  [ "${CI:-}" != true ] || die "NVRTC must be installed for the tests that compile GPU kernels: read pip's errors above"
   loudly "$NVRTC could not be installed: THE TESTS THAT COMPILE GPU KERNELS ARE SKIPPED"
 fi
 if ! nvdisasm_program; then
-  [ "${CI:-}" != true ] || die "nvdisasm, which the tests read compiled kernels with, could not be installed"
+  [ "${CI:-}" != true ] || die "nvdisasm must be installed for the tests that read compiled kernels: read pip's errors above"
   loudly "$NVDISASM could not be installed: THE TESTS THAT READ COMPILED KERNELS ARE SKIPPED"
 fi
 progress=()

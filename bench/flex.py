@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--only", default="gallery", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: gallery)")
-    add("--entries", metavar="NAMES", help="of the gallery only those, with semicolons between them")
+    add("--entries", metavar="NAMES", help="only these entries of the gallery, separated by semicolons")
     add("--fa4", metavar="FOLDER", help="folder of FlashAttention-4's Python packages")
     add("--seqlen", type=int, default=8192)
     add("--head-dim", type=int, default=128)
@@ -52,9 +52,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     check_arguments(parser, options, PARTS)
     if "fa4" in options.only and not (options.fa4 and pathlib.Path(options.fa4).exists()):
-        parser.error(f"--fa4 ({options.fa4}) must say where FlashAttention-4's packages are")
+        parser.error(f"--fa4 ({options.fa4}) must be a folder: name the folder of FlashAttention-4's packages")
     if options.seqlen < 128:
-        parser.error(f"--seqlen ({options.seqlen}) must be at least 128")
+        parser.error(f"--seqlen ({options.seqlen}) must be at least 128: choose a longer sequence")
     return options
 
 

@@ -61,15 +61,15 @@ def parser() -> argparse.ArgumentParser:
         "llama, ... (several times: any of them)")  # fmt: skip
     add("--data", default="normal", metavar="KINDS",
         help="default: normal; " + "; ".join(f"{kind}: {what}" for kind, what in shapes.DATA.items()))  # fmt: skip
-    add("--activations", metavar="FILE", help="for --data model: what bench/activations.py wrote")
+    add("--activations", metavar="FILE", help="file of bench/activations.py, for --data model")
     add("--part", metavar="I/N", help="only the I-th of N stretches of the cells, which take about as long")
-    add("--merge", nargs="+", type=pathlib.Path, metavar="JSON", help="measure nothing: put these parts together")
+    add("--merge", nargs="+", type=pathlib.Path, metavar="JSON", help="measure nothing: join these parts")
     add("--costs", action="store_true", help="what a call costs besides the GPU's time, instead of the table")
     add("--rounds", type=int, default=15)
     add("--ms", type=float, help="a window's milliseconds (default: 20, sustained 150)")
-    add("--device", type=int, default=0, help="of the GPUs (default: 0)")
-    add("--limits", type=pathlib.Path, metavar="JSON", help="what bench/limits found on this card")
-    add("--commit", help="that the library is of (default: what git says)")
+    add("--device", type=int, default=0, help="number of the GPU (default: 0)")
+    add("--limits", type=pathlib.Path, metavar="JSON", help="file of bench/limits/measure.py from this GPU")
+    add("--commit", help="commit of the library (default: from git)")
     add("--json", type=pathlib.Path, metavar="FILE", help="write all figures here, after every cell")
     add("--svg", type=pathlib.Path, metavar="FILE", help="draw the bursts here")
     return parser
@@ -79,7 +79,7 @@ def several(error, option: str, text: str, known: tuple[str, ...]) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in known:
-            error(f"{option}: '{name}' is none of {', '.join(known)}")
+            error(f"{option} ('{name}') must be of {', '.join(known)}: choose from these names")
     return names
 
 
@@ -87,21 +87,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     from_words = parser()
     chosen, error = from_words.parse_args(arguments), from_words.error
     if chosen.rounds < 1:
-        error(f"--rounds ({chosen.rounds}) must be at least 1")
+        error(f"--rounds ({chosen.rounds}) must be at least 1: pass a larger number")
     if chosen.ms is not None and not 0 < chosen.ms <= 5000:
-        error(f"--ms ({chosen.ms:g}) must be above 0 and at most 5000")
+        error(f"--ms ({chosen.ms:g}) must be above 0 and at most 5000: pass such a number")
     for name in ("fa3", "fa4", "before", "activations", "limits"):
         path = getattr(chosen, name)
         if path and not pathlib.Path(path).exists():
-            error(f"--{name}: there is no {path}")
+            error(f"--{name} ({path}) must exist: correct the path")
     for path in chosen.merge or []:
         if not path.exists():
-            error(f"--merge: there is no {path}")
+            error(f"--merge ({path}) must exist: correct the path")
     usual = [name for name in PEERS if name != "Flex" and not (chosen.quick and name == "FA2")]
     chosen.peers = several(error, "--peers", chosen.peers, PEERS) if chosen.peers else usual
     kinds = several(error, "--data", chosen.data, tuple(shapes.DATA))
     if "model" in kinds and not chosen.activations:
-        error("--data model needs --activations, a file that bench/activations.py wrote")
+        error("--activations must be given with --data model: name a file that bench/activations.py wrote")
     of_shape = shapes.chosen(shapes.quick() if chosen.quick else shapes.grid(), chosen.cells)
     chosen.cells = [
         dataclasses.replace(cell, data=kind, backward=chosen.backward) for kind in kinds for cell in of_shape
@@ -109,10 +109,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if chosen.part:
         number, _, count = chosen.part.partition("/")
         if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-            error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N, as 1/3")
+            error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N: pass a part such as 1/3")
         chosen.cells = shapes.part(chosen.cells, int(number), int(count))
     if not chosen.cells:
-        error("--cells, --part: no cell is left")
+        error("--cells and --part must leave a cell: choose other words or another part")
     return chosen
 
 
@@ -330,7 +330,7 @@ def measure(options: argparse.Namespace) -> int:
 
     if not torch.cuda.is_available():
         raise SystemExit(
-            "torch finds no CUDA device here: this benchmark needs one (bench/versus_torch.py runs on CPUs)"
+            "torch must find a CUDA device: run this benchmark on a GPU, or bench/versus_torch.py on a CPU"
         )
     from rig import clock
 

@@ -19,8 +19,8 @@ import time
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if __name__ == "__main__" and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-    # A forward pass allocates and frees some 25 MB. If malloc returned pages to the system in between, that would cost
-    # a varying number of ms.
+    # A forward pass allocates and frees some 25 MB. If malloc returned these pages to the system in
+    # between, new pages would cost a varying number of ms.
     os.environ.update(MALLOC_TRIM_THRESHOLD_=str(1 << 32), MALLOC_MMAP_THRESHOLD_=str(1 << 30))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 

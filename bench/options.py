@@ -37,14 +37,14 @@ CROSS = ((2, 4096, 77, 16, 64), (1, 8192, 256, 8, 64), (1, 8192, 256, 8, 128), (
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="options", metavar="PARTS", help=f"of {', '.join(PARTS)} (default: options)")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="of the options these: bias, d128 dropout, ...")
+    parser.add_argument("--rows", default="", metavar="REGEX", help="only these options: bias, d128 dropout, ...")
     add_arguments(parser)
     options = parser.parse_args()
     check_arguments(parser, options, PARTS)
     try:
         options.rows = re.compile(options.rows)
     except re.error as why:
-        parser.error(f"--rows: {why}")
+        parser.error(f"--rows ({options.rows}) must be a regular expression ({why}): correct it")
     return options
 
 

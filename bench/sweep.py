@@ -59,14 +59,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if chosen.seed is None:
         chosen.seed = random_shapes.FINAL_SEEDS[chosen.distribution]
     if chosen.count < 1 or chosen.rounds < 1 or not 0 < chosen.ms <= 5000:
-        parser.error("--count and --rounds must be at least 1, --ms above 0 and at most 5000")
+        parser.error("--count and --rounds must be at least 1, and --ms above 0 and at most 5000: pass such numbers")
     number, _, count = chosen.part.partition("/")
     if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        parser.error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N, such as 1/3")
+        parser.error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N: pass a part such as 1/3")
     chosen.peers = gpu.several(parser.error, "--peers", chosen.peers, PEERS)
     for path in [chosen.fa3, chosen.fa4, chosen.before, *(chosen.merge or [])]:
         if path and not pathlib.Path(path).exists():
-            parser.error(f"{path} does not exist")
+            parser.error(f"{path} must exist: correct the path")
     cells = random_shapes.problems(chosen.distribution, chosen.seed, chosen.count, chosen.backward)
     chosen.cells = cells[int(number) - 1 :: int(count)]
     chosen.activations = chosen.limits = None
@@ -92,7 +92,7 @@ def distribution(ratios: list[float]) -> str:
 
 
 def decided(result: dict) -> float:
-    """The ratio, of the better of two timings if the second contradicts a loss."""
+    """Returns the ratio, from the better of two timings if the second contradicts a loss."""
     return max(result["ratio"], result.get("again", 0.0))
 
 
@@ -143,7 +143,7 @@ def merge(options: argparse.Namespace) -> int:
     except ValueError as why:
         raise SystemExit(f"--merge: {why}") from why
     if len({(run["distribution"], run["seed"], run["device"]) for run in runs}) > 1:
-        raise SystemExit("--merge: these parts are of different distributions, seeds or GPUs")
+        raise SystemExit("--merge: parts must have one distribution, seed and GPU: omit the parts that differ")
     return finish(options, runs, results)
 
 
@@ -160,7 +160,7 @@ def measure(options: argparse.Namespace) -> int:
     from rig import clock, versions
 
     if not torch.cuda.is_available():
-        raise SystemExit("torch finds no CUDA device here: this benchmark needs one")
+        raise SystemExit("torch must find a CUDA device: run this benchmark on a GPU")
     torch.cuda.set_device(options.device)
     clock.use_own_stream()
     torch.set_grad_enabled(False)

@@ -13,8 +13,8 @@ def _library():
         if path and os.path.exists(path):
             return load(path)
     raise SystemExit(
-        "libtandem.so.0 was not found: build it (./test.sh or cmake --build --preset release), "
-        "or name it in TANDEM_LIBRARY"
+        "libtandem.so.0 must exist: build it (./test.sh or cmake --build --preset release), or name it in "
+        "TANDEM_LIBRARY"
     )
 
 

@@ -48,10 +48,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", default="", metavar="REGEX", help="only tiles whose names match: 192x80, pingpong, ..."
     )
-    parser.add_argument(
-        "--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3, to time it and cuDNN beside"
-    )
-    parser.add_argument("--seqlens", default=",".join(map(str, SEQLENS)), help="lengths to tell apart")
+    parser.add_argument("--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3, to time it and cuDNN too")
+    parser.add_argument("--seqlens", default=",".join(map(str, SEQLENS)), help="lengths to tune separately")
     parser.add_argument("--all", action="store_true", help="time all in interleaved rounds, not the best few alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=15, help="a window's milliseconds")
@@ -64,20 +62,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         options.dims = [d * 2 if len(d) == 1 else d for d in asked]
         options.only = re.compile(options.only)
     except ValueError:
-        parser.error("--seqlens and --dims are numbers, comma-separated")
+        parser.error("--seqlens and --dims must be numbers: separate them with commas")
     except re.error as why:
-        parser.error(f"--only: {why}")
+        parser.error(f"--only ({options.only}) must be a regular expression ({why}): correct it")
     for d in options.dims:
         if d not in DIMS:
-            parser.error(f"--dims: {d[0]}/{d[1]} is none of {', '.join(f'{a}/{b}' for a, b in DIMS)}")
+            known = ", ".join(f"{a}/{b}" for a, b in DIMS)
+            parser.error(f"--dims ({d[0]}/{d[1]}) must be of {known}: choose from these")
     if options.rounds < 1 or options.jobs < 1 or options.ms <= 0 or options.seqlens[0] < 1:
-        parser.error("--rounds, --jobs, --ms and --seqlens must be above 0")
+        parser.error("--rounds, --jobs, --ms and --seqlens must be above 0: pass positive numbers")
     for name in ("write", "fa3"):
         path = getattr(options, name)
         if path and not pathlib.Path(path).exists():
-            parser.error(f"--{name}: there is no {path}")
+            parser.error(f"--{name} ({path}) must exist: correct the path")
     if options.write and options.only.pattern:
-        parser.error("--write with --only would leave tiles out of the table that are better")
+        parser.error("--write must be given without --only, which may hide better tiles: omit one of them")
     return options
 
 
@@ -89,7 +88,7 @@ def settle(name: str) -> None:
     event.record()
     while not event.query():
         if time.monotonic() - begin > PATIENCE:
-            print(f"{name} has been running for {PATIENCE} s: it hangs. Leave it out of candidates().", flush=True)
+            print(f"{name} must end within {PATIENCE} s, but hangs: remove it from candidates().", flush=True)
             os._exit(3)
         time.sleep(0.0005)
 
@@ -160,7 +159,7 @@ def choose(folder, layout, d, causal, options) -> tuple[list, dict, dict]:
     """
     kernels = load(folder, layout, d, causal)
     if not kernels:
-        raise SystemExit(f"no kernel for {d} passes")
+        raise SystemExit(f"a kernel for {d} must pass the checks: correct the tiles or pass other --dims")
     choices, rates, clocks, kept = [], {}, {}, None
     for seqlen in reversed(options.seqlens):
         x = shapes.Inputs(shapes.dense(*d, causal, seqlen))
@@ -200,7 +199,7 @@ def rewrite(text: str, found: dict) -> str:
     """Returns the table's text with new measurements of these dims. Rows for windows and score options are kept."""
     match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
-        raise SystemExit("--write: the file has no kSm90Choices[]")
+        raise SystemExit("--write: the file must have kSm90Choices[]: name a tuning.h")
     table: dict = {}
     for entry in re.findall(r"\{[^{}]*\}", match[2]):
         d = tuple(int(n) for n in re.findall(r"\d+", entry)[:2])
@@ -219,14 +218,18 @@ def main() -> None:
     layout = tiles.Layout(options.dims, TRIED, options.only)
     for d in options.dims:
         if not any(t.dims == d for t in layout.tiles):
-            raise SystemExit(f"no tile of head_dim {d[0]}/{d[1]} fits and matches --only '{options.only.pattern}'")
+            raise SystemExit(
+                f"--only ('{options.only.pattern}') must match a tile of head_dim {d[0]}/{d[1]}: correct it"
+            )
     folder = tiles.build(options.folder, layout, options.jobs)
     if options.build:
         return
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        raise SystemExit("torch finds no Hopper GPU (compute capability 9.0) here: --build stops before one is needed")
+        raise SystemExit(
+            "torch must find a Hopper GPU (compute capability 9.0): use one, or stop after compiling with --build"
+        )
     torch.set_grad_enabled(False)
     found, rates, clocks = {}, {}, {}
     for d in options.dims:

@@ -151,7 +151,7 @@ def decode(report, dtypes, seconds):
     )
     for name in dtypes:
         q = torch.randn(1, 8, 1, 128).to(DTYPES[name])
-        # Several sets, so that no set stays in the cache.
+        # The keys and values have several sets, so that no set stays in the cache.
         sets = [[torch.randn(1, 8, 8192, 128).to(DTYPES[name]) for _ in range(2)] for _ in range(4)]
         calls = [tandem_c.forward(q, k, v)[0] for k, v in sets]
 

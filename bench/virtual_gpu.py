@@ -25,7 +25,7 @@ COUNT, THREADS, BLOCKS = 1 << 18, 256, {"vectors": (1 << 18) // 1024, "product":
 
 def must(result: int) -> None:
     if result != 0:
-        raise SystemExit(f"the stand-in for the driver answered {result}")
+        raise SystemExit(f"the virtual GPU's driver must return 0, not {result}: build the driver again")
 
 
 def best_times(library: str, ptx: bytes, repeats: int) -> dict[str, float]:

@@ -123,7 +123,7 @@ def compile_libraries(arch: str, packages: list[str], environment: dict[str, str
     with log.open("w") as output:
         for command in (configure, ["ninja", "-C", build, *(t for p in packages for t in TARGETS[p])]):
             if subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT).returncode != 0:
-                sys.exit(f"{log.read_text()[-4000:]}\nerror: compiling for {arch} failed: {log}")
+                sys.exit(f"{log.read_text()[-4000:]}\nerror: the compilation for {arch} must pass: read {log}")
     return build
 
 

@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("--forbid", action="append", default=[], help="a text that no file may contain")
     flags = parser.parse_args()
     if flags.self_test or not flags.wheels:
-        return self_test() if flags.self_test else parser.error("name a wheel")
+        return self_test() if flags.self_test else parser.error("a wheel must be given: name one or more wheels")
     failed = False
     for wheel in flags.wheels:
         problems = check(wheel, flags.forbid)

@@ -49,7 +49,7 @@ def compile_stub(header: str, folder: pathlib.Path) -> pathlib.Path:
     (folder / "tandem" / "tandem.h").write_text(header)
     functions = declared_functions(header)
     if len(functions) < 10:
-        sys.exit(f"error: only {len(functions)} functions found in a header: mend the pattern")
+        sys.exit(f"error: a header must have 10 functions or more, not {len(functions)}: correct the pattern")
     bodies = "".join(f"{declaration} {{ __builtin_trap(); }}\n" for declaration in functions)
     source, library = folder / "stub.c", folder / "libtandem.so.0"
     source.write_text(f'#include "tandem/tandem.h"\n{bodies}')
@@ -63,7 +63,11 @@ def older_header(place: str) -> str:
     if path.is_file():
         return path.read_text()
     show = subprocess.run(["git", "-C", ROOT, "show", f"{place}:{HEADER}"], capture_output=True, text=True)
-    return show.stdout if show.returncode == 0 else sys.exit(f"error: {place} is no folder of headers and no commit")
+    return (
+        show.stdout
+        if show.returncode == 0
+        else sys.exit(f"error: {place} must be a folder of headers or a commit: correct it")
+    )
 
 
 def differ(older: pathlib.Path, newer: pathlib.Path) -> bool:

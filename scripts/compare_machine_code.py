@@ -104,7 +104,9 @@ def nvdisasm() -> str:
     for place in filter(None, places):
         if os.path.exists(place):
             return place
-    raise SystemExit("nvdisasm was not found: pip install nvidia-cuda-nvdisasm, or name the program in TANDEM_NVDISASM")
+    raise SystemExit(
+        "nvdisasm must be installed: pip install nvidia-cuda-nvdisasm, or set TANDEM_NVDISASM to the program"
+    )
 
 
 def compiled(command: str, name: str, flags: list[str], folder: pathlib.Path) -> pathlib.Path:
@@ -163,7 +165,7 @@ def functions(listing: str) -> dict[str, Function]:
 def read(cubin: pathlib.Path) -> dict[str, Function]:
     said = subprocess.run([nvdisasm(), str(cubin)], capture_output=True, text=True)
     if said.returncode or not (found := functions(said.stdout)):
-        raise SystemExit(f"{cubin}: nvdisasm finds no code: {said.stderr.strip()}")
+        raise SystemExit(f"{cubin} must have code: compile it again\n{said.stderr.strip()}")
     return found
 
 
@@ -213,14 +215,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once (default: all cores)")
     options = parser.parse_args()
     if not options.new and not options.keep:
-        parser.error("NEW is missing; with --keep FOLDER alone, the kernels of OLD are compiled and kept")
+        parser.error("NEW must be given without --keep: name it, or pass --keep FOLDER to keep OLD's kernels")
     chosen = {name: flags for name, flags in problems().items() if re.search(options.only, name)}
     if not chosen:
-        parser.error(f"--only: {options.only!r} matches none of {', '.join(problems())}")
+        parser.error(f"--only ({options.only!r}) must match a name: choose from {', '.join(problems())}")
     sides = [side for side in (options.old, options.new) if side]
     for side in sides:
         if not os.path.exists(side):
-            parser.error(f"there is no {side}")
+            parser.error(f"{side} must exist: correct the path")
     results = collections.Counter()
     with tempfile.TemporaryDirectory() as temporary:
 
@@ -228,7 +230,7 @@ def main() -> int:
             side = sides[n]
             if os.path.isdir(side):
                 if not (cubin := pathlib.Path(side, f"{name.replace(' ', '-')}.cubin")).exists():
-                    raise SystemExit(f"{cubin} is missing: compile it with --keep {side}")
+                    raise SystemExit(f"{cubin} must exist: compile it with --keep {side}")
                 return cubin
             keep = options.keep if n == len(sides) - 1 else None
             folder = keep or pathlib.Path(temporary, str(n))

@@ -14,7 +14,7 @@ rm -f build/coverage/*.profraw
 # Python, compiled kernels and mutated kernels execute no line that other tests do not.
 LLVM_PROFILE_FILE=$PWD/build/coverage/%2m.profraw ctest --preset coverage -j "$(nproc)" --no-tests=error \
   -LE '^(python|kernels|mutation)' -E '^CpuFeatureSweep\.Long' "$@" >build/ctest-coverage.log ||
-  say "Some tests failed, see build/ctest-coverage.log; the lines that they executed count all the same."
+  say "Some tests failed (build/ctest-coverage.log), and the lines that these tests executed count."
 mapfile -t objects < <(find build/coverage -type f -executable \( -name '*_test' -o -name tandem \) -printf '-object=%p\n')
 llvm-profdata-16 merge -o build/coverage/all.profdata build/coverage/*.profraw
 llvm-cov-16 report "${objects[@]}" -instr-profile=build/coverage/all.profdata -show-region-summary=false \

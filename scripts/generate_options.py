@@ -42,7 +42,7 @@ def read_rows(text: str) -> list[list[str]]:
         row = ROW.fullmatch(line)
         cells = [cell.strip().strip('"') for cell in CELL.findall(row[2])] if row else []
         if row is None or len(cells) != COLUMNS[row[1]]:
-            raise SystemExit(f"options.def:{number} ({line}) must be one row on one line")
+            raise SystemExit(f"options.def:{number} ({line}) must be one row on one line: correct the line")
         rows.append([row[1], *cells])
     return rows
 

@@ -12,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:?usage: scripts/prove_cpu.sh <build folder> [<file.json>]} json=${2:-$here/docs/results/cpu-proof.json}
 tests=$build/tests/cpu/cpu_test fuzz=$build/tests/support/tandem_fuzz
 for file in "$tests" "$fuzz"; do
-  [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+  [ -x "$file" ] || die "$file must exist: build it (cmake --build $build) or copy it here"
 done
 
 for target in best generic avx2 avx512; do

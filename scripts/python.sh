@@ -21,7 +21,7 @@ python_environment() {
     quietly "Installing the Python tests' packages" $venv/bin/pip install -r tests/python/requirements.txt || return 1
     printf '%s\n' "$wanted" >$venv/requirements
   fi
-  python_package || die "the Python package could not be built"
+  python_package || die "the Python package must build: correct the errors above"
 }
 
 # Builds the wheel and installs it, if a source is newer than the wheel.

@@ -103,7 +103,7 @@ is_installed() { # <package> <program>
 install_packages() {
   local package program reason missing=() lines=()
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "There is no apt here, so nothing is installed. Tandem needs these Debian packages:"
+    say "This system has no apt, so install these Debian packages (or their equivalents) yourself:"
     awk 'NF { print "  " $1 }' <<<"$*"
     return 0
   fi
@@ -117,25 +117,25 @@ install_packages() {
   local as_root=()
   if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null ||
-      die "these packages are missing: ${missing[*]}. Installing them needs root, and there is no sudo here: run" \
-        "'apt-get install ${missing[*]}' as root, then this script again."
+      die "the packages must be installed by root, because sudo is missing:" \
+        "run 'apt-get install ${missing[*]}' as root, then this script again"
     as_root=(sudo)
   fi
   say "These packages are missing and will now be installed with apt${as_root:+ (through sudo)}:"
   printf '%s\n' "${lines[@]}"
   if [ ${#as_root[@]} -gt 0 ]; then
     sudo -n true 2>/dev/null || sudo -v ||
-      die "sudo did not let $(id -un) become root. As root run 'apt-get install ${missing[*]}', then this script again."
+      die "sudo must allow $(id -un) to become root: run 'apt-get install ${missing[*]}' as root, then this script again"
   fi
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
   quietly "Reading package lists" "${apt[@]}" update || say "The old package lists are used."
   for package in "${missing[@]}"; do
     apt-cache show "$package" >/dev/null 2>&1 ||
-      die "apt does not know the package '$package'. On Ubuntu enable 'universe'" \
-        "(sudo add-apt-repository universe); needed is Debian 12, Ubuntu 24.04 or newer."
+      die "apt must have the package '$package': use Debian 12, Ubuntu 24.04 or newer," \
+        "and enable 'universe' on Ubuntu (sudo add-apt-repository universe)"
   done
   quietly "Installing packages" "${apt[@]}" install --no-install-recommends "${missing[@]}" ||
-    die "apt could not install all of: ${missing[*]}"
+    die "apt must install these packages: read its errors above, then install ${missing[*]}"
 }
 
 # Number of compilers to run in parallel: one per core, with 1.5 GB of memory each.

@@ -166,7 +166,7 @@ def main() -> int:
         return 0
     if PAGE.read_text() == page():
         return 0
-    print("docs/support.md is not what the library says: run scripts/support_matrix.py", file=sys.stderr)
+    print("docs/support.md must match the library: run scripts/support_matrix.py", file=sys.stderr)
     return 1
 
 

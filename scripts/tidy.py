@@ -41,7 +41,7 @@ def together(entries, folder):
 
 
 def tidy(database, file):
-    """Returns True without findings, and the findings."""
+    """Returns (True if there are no findings, the findings)."""
     done = subprocess.run(["clang-tidy-16", "--quiet", "-p", database, file], capture_output=True, text=True)
     said = [line for line in (done.stdout + done.stderr).splitlines() if not line.endswith(" generated.")]
     return done.returncode == 0, "\n".join(said)
@@ -53,7 +53,7 @@ def main():
     database = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
     absolute = [str(pathlib.Path(file).absolute()) for file in files]
     if strange := [file for file in absolute if file not in database]:
-        sys.exit(f"{build}/compile_commands.json does not say how these are compiled: {' '.join(strange)}")
+        sys.exit(f"{build}/compile_commands.json must have these files: configure it again for {' '.join(strange)}")
     wanted = [database[file] for file in absolute]
     folder = build / "tidy"
     folder.mkdir(exist_ok=True)

@@ -157,7 +157,7 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        raise SystemExit("this program is for Hopper GPUs (compute capability 9.0), and torch finds none here")
+        raise SystemExit("torch must find a Hopper GPU (compute capability 9.0): run this program on an H100 or H200")
     found = measure(Card())
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,6 +1,6 @@
 // The order in which a multiprocessor's tensor cores execute the products of two warpgroups, and the cost of other
-// instructions during products. bench/limits/order.py compiles, launches and reads them; one block, so that one clock
-// suffices.
+// instructions during products. bench/limits/order.py compiles, launches and reads them. All
+// warpgroups are in one block, so that one clock suffices.
 #pragma once
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"

@@ -27,9 +27,9 @@ def check_arguments(parser: argparse.ArgumentParser, options: argparse.Namespace
     options.only = options.only.split(",")
     for part in options.only:
         if part not in parts:
-            parser.error(f"--only: '{part}' is none of {', '.join(parts)}")
+            parser.error(f"--only ('{part}') must be of {', '.join(parts)}: choose from these parts")
     if options.rounds < 1 or options.ms <= 0:
-        parser.error("--rounds must be at least 1, --ms above 0")
+        parser.error("--rounds must be at least 1 and --ms above 0: pass such numbers")
 
 
 WRONG = 2**-4  # relative to the largest number: above any rounding error
@@ -99,7 +99,7 @@ class Contest:
 
     def __init__(self, options: argparse.Namespace):
         if not torch.cuda.is_available():
-            raise SystemExit("torch finds no CUDA device here: this benchmark needs one")
+            raise SystemExit("torch must find a CUDA device: run this benchmark on a GPU")
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
         clock.use_own_stream()
         self.options, self.results = options, []

@@ -11,11 +11,13 @@ import torch
 
 @functools.lru_cache(None)
 def _cudnn():
-    """(the module, a handle)"""
+    """Returns (the module, a handle)."""
     try:
         import cudnn
     except ImportError as why:
-        raise RuntimeError("this problem needs cuDNN's own interface: pip install nvidia-cudnn-frontend") from why
+        raise RuntimeError(
+            "cuDNN's frontend must be installed for this problem: pip install nvidia-cudnn-frontend"
+        ) from why
     return cudnn, cudnn.create_handle()
 
 
@@ -48,7 +50,7 @@ class _Graph:
         return node
 
     def _layout(self, tensor):
-        """((batch, heads, seqlen, dim), strides, offsets of packed sequences or None) of a tensor like q."""
+        """Returns ((batch, heads, seqlen, dim), strides, offsets of packed sequences or None) of a tensor like q."""
         cell, (heads, dim) = self.x.cell, tensor.shape[-2:]
         rows = cell.seqlen if cell.lengths else tensor.shape[1]
         layout = [len(cell.sequences()), heads, rows, dim], [rows * heads * dim, dim, heads * dim, 1]

@@ -61,13 +61,15 @@ def _model(x, path: str | None) -> None:
     repeated until they fill head_dim. Queries are scaled so that the scores equal the model's.
     """
     if not path:
-        raise ValueError("data 'model' needs --activations, a file that bench/activations.py wrote")
+        raise ValueError("--activations must be given for data 'model': name a file that bench/activations.py wrote")
     saved = _activations(path)
     heads, tokens, dim = saved["q"].shape
     model_scale = saved["scale"]
     copies = -(-x.cell.head_dim // dim)
     if x.cell.head_dim % dim or x.cell.dim_v % dim:
-        raise ValueError(f"the activations' head_dim, {dim}, does not divide {x.cell.head_dim} and {x.cell.dim_v}")
+        raise ValueError(
+            f"the activations' head_dim ({dim}) must divide {x.cell.head_dim} and {x.cell.dim_v}: record others"
+        )
     group = x.cell.heads // x.cell.kv_heads
     for name, tensor in (("q", x.q), ("k", x.k), ("v", x.v)):
         own = torch.arange(tensor.shape[-2]) // (group if name == "q" else 1) % heads

@@ -55,7 +55,7 @@ def encode_map(address: int, x: torch.Tensor, sizes, strides, box) -> None:
     long, word = c.c_uint64 * rank, c.c_uint32 * rank
     steps = (c.c_uint64 * (rank - 1))(*(s * x.element_size() for s in strides))
     kind = 6 if x.dtype == torch.float16 else 9  # CU_TENSOR_MAP_DATA_TYPE_FLOAT16, BFLOAT16
-    # No interleave, swizzle 128 bytes, L2 promotion 256 bytes, zeros outside.
+    # The enumerators mean no interleave, 128-byte swizzle, L2 promotion of 256 bytes, and zeros outside.
     check(
         library().cuTensorMapEncodeTiled(
             c.c_void_p(address), kind, rank, c.c_void_p(x.data_ptr()), long(*sizes), steps, word(*box),

@@ -173,9 +173,11 @@ def merge(paths: list[pathlib.Path]) -> tuple[list[dict], list[dict]]:
         runs += part["runs"]
     commits = {run["commit"] for run in runs}
     if len(commits) > 1:
-        raise ValueError(f"these parts are of different commits: {', '.join(sorted(commits))}")
+        raise ValueError(
+            f"parts must be of one commit, not of {', '.join(sorted(commits))}: measure them again with one"
+        )
     names = [result["cell"] for result in results]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"these parts have cells twice: {', '.join(twice)}")
+        raise ValueError(f"parts must have each cell once (twice: {', '.join(twice)}): omit a part")
     return runs, results

@@ -41,7 +41,7 @@ def library() -> tuple[c.CDLL, str]:
         major, minor = c.c_int(), c.c_int()
         nvrtc.nvrtcVersion(c.byref(major), c.byref(minor))
         return nvrtc, f"{path} ({major.value}.{minor.value})"
-    raise SystemExit("NVRTC was not found: pip install nvidia-cuda-nvrtc, or name libnvrtc.so in TANDEM_NVRTC")
+    raise SystemExit("NVRTC must be installed: pip install nvidia-cuda-nvrtc, or set TANDEM_NVRTC to libnvrtc.so")
 
 
 def compile(source: str, name: str, arch: str = "sm_90a", include: str | pathlib.Path = KERNELS) -> bytes:

@@ -87,7 +87,7 @@ def flex(x):
     """Runs compiled FlexAttention, for problems with more than a causal mask."""
     cell = x.cell
     if not (cell.window or cell.sink or cell.softcap or cell.lengths):
-        raise Absent("FlexAttention is asked for masks and scores of one's own only")
+        raise Absent("FlexAttention runs only for score_mods and mask_mods")
     plain, sunk, create_block_mask = _compiled_flex()
     length = x.q.shape[-3]
     document = None
@@ -152,7 +152,9 @@ def fa3_dense(run):
             stream = torch.cuda.current_stream().cuda_stream
             code = run(*pointers, *sizes, x.scale, sms, counter.data_ptr(), 0, None, stream)
             if code:
-                raise RuntimeError(f"fa3_fwd returned {code}: this library has no such kernel")
+                raise RuntimeError(
+                    f"fa3_fwd returned {code}: the library must have this kernel: build FlashAttention-3 with it"
+                )
             return out, lse
 
         return call
@@ -190,7 +192,9 @@ def fa3(library: str):
         def call(_alive=tensors):
             code = run(c.byref(arguments), torch.cuda.current_stream().cuda_stream)
             if code:
-                raise RuntimeError(f"fa3_forward returned {code}: this library has no such kernel")
+                raise RuntimeError(
+                    f"fa3_forward returned {code}: the library must have this kernel: build FlashAttention-3 with it"
+                )
             return out, lse
 
         return call
@@ -225,8 +229,8 @@ def fa4(folder: str):
 def found(names: list[str], fa3_library: str | None, fa4_folder: str | None) -> tuple[dict, dict]:
     """Returns (name -> bind, name -> reason of absence) of the selected peers."""
     optional = {
-        "FA3": (fa3_library, lambda: fa3(fa3_library), "--fa3 does not say where its library is"),
-        "FA4": (fa4_folder, lambda: fa4(fa4_folder), "--fa4 does not say where its packages are"),
+        "FA3": (fa3_library, lambda: fa3(fa3_library), "--fa3 must name its library"),
+        "FA4": (fa4_folder, lambda: fa4(fa4_folder), "--fa4 must name the folder of its packages"),
         "cuDNN": (True, lambda: cudnn, ""),
         "FA2": (True, lambda: fa2, ""),
         "Flex": (True, lambda: flex, ""),

@@ -25,7 +25,7 @@ def through_autograd(forward):
             out = forward(of_leaves)()
         out = out[0] if isinstance(out, tuple) else out
         if not out.requires_grad:
-            raise Absent("its forward has no gradients")
+            raise Absent("the peer's forward has no gradients")
         return lambda: torch.autograd.grad(out, leaves, x.dout, retain_graph=True)
 
     return bind

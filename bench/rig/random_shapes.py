@@ -35,7 +35,7 @@ def _length(draw: random.Random) -> int:
 
 
 def _heads(draw: random.Random, few: bool) -> tuple[int, int]:
-    """(heads, heads_k)"""
+    """Returns (heads, heads_k)."""
     while True:
         heads_k = _log_uniform(draw, 1, 16)
         heads = heads_k * draw.choice((1, 1, 2, 4, 8))

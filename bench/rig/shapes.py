@@ -192,7 +192,7 @@ def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
     asked = [set(f.lower().split(",")) for f in filters]
     known = set().union(*(c.words() for c in cells))
     for word in sorted(set().union(*asked) - known):
-        raise SystemExit(f"--cells: no cell has the word '{word}'; they have {', '.join(sorted(known))}")
+        raise SystemExit(f"--cells ('{word}') must be words of cells: choose from {', '.join(sorted(known))}")
     return [c for c in cells if not asked or any(words <= c.words() for words in asked)]
 
 

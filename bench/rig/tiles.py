@@ -71,13 +71,15 @@ def _facts(arguments: list[str]) -> str:
     """Returns the output of tiles.cpp."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
-        raise SystemExit("a C++20 compiler is needed to read kernels/config/: install g++, or name one in CXX")
+        raise SystemExit(
+            "a C++20 compiler must be installed for kernels/config/: install g++, or name a compiler in CXX"
+        )
     with tempfile.TemporaryDirectory() as folder:
         sources = [pathlib.Path(__file__).with_suffix(".cpp"), ROOT / "src/plan/kernel.cpp"]
         command = [compiler, "-std=c++20", f"-I{ROOT}/src", f"-I{nvrtc.KERNELS}", "-o", f"{folder}/facts", *sources]
         built = subprocess.run(command, capture_output=True, text=True)
         if built.returncode:
-            raise SystemExit(f"the shared headers and {sources[0]} disagree:\n{built.stderr}")
+            raise SystemExit(f"{sources[0]} must compile with the shared headers: correct it\n{built.stderr}")
         said = subprocess.run([f"{folder}/facts", *arguments], capture_output=True, text=True)
         if said.returncode:
             raise SystemExit(f"{sources[0]}: {said.stderr}")
@@ -116,7 +118,7 @@ def build(folder: pathlib.Path, layout: Layout, jobs: int) -> pathlib.Path:
     for name, why in failed.items():
         print(f"{name}: {why}")
     if wanted and len(failed) == len(wanted):
-        raise SystemExit("no kernel compiles")
+        raise SystemExit("a kernel must compile: read the errors above")
     return folder
 
 

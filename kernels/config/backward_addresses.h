@@ -26,7 +26,7 @@ template <class Config>
 TANDEM_HOST_DEVICE long long dq_sums_at(Config t, long long m_block) {
   return m_block * t->dq_floats();
 }
-// In these sums: Hopper's part, counted over the cluster; Blackwell's CTA and its column.
+// Offsets in these sums. Hopper uses dq_part_at, and its parts count over the cluster. Blackwell uses the CTA's column.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_part_at(Config t, int part) {
   return part * t->dq_part_floats();
@@ -39,7 +39,7 @@ template <class Config>
 TANDEM_HOST_DEVICE int dq_column_at(Config t, int column) {
   return column * t->tile_m;
 }
-// A thread's first float4 in the sums of a part that has `floats` per thread. The next ones follow `threads` later.
+// A thread's first float4 in the sums of a part that has `floats` per thread. The next float4 is `threads` later.
 TANDEM_HOST_DEVICE unsigned fragment_at(int floats, int threads, int part, unsigned thread) {
   return part * (floats / 4 * threads) + thread % threads;
 }
@@ -56,7 +56,7 @@ TANDEM_HOST_DEVICE long long dkv_sums_at(Config t, const BackwardParams& p, long
   const long long place = t->split_q_heads ? block : block * p.m_splits + m_split_idx;
   return place * t->dkv_floats();
 }
-// In these sums: dk, then dv.
+// The offset of dk or dv in these sums: dk is first, then dv.
 template <class Config>
 TANDEM_HOST_DEVICE int dkv_part_at(Config t, bool of_k) {
   return of_k ? 0 : t->cta_keys() * t->head_dim;

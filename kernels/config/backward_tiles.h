@@ -115,8 +115,8 @@ template <class Config>
 TANDEM_HOST_DEVICE int tile_heads(Config t, const BackwardParams& p) {
   return p.heads_k * (splits_q_heads(t) ? p.m_splits : 1);
 }
-// True if a head of all sequences comes before the next head, because they share a bias. Not with dS in global memory,
-// because a chunk has consecutive heads of a sequence.
+// True if a head of all sequences comes before the next head, because they share a bias. With dS in global memory the
+// result is false, because a chunk has consecutive heads of a sequence.
 template <class Config>
 TANDEM_HOST_DEVICE bool sequences_follow(Config t, const BackwardParams& p) {
   return t->options.bias != Bias::none && p.bias_batch == 0 && !uses_ds_gmem(t);
@@ -193,7 +193,7 @@ TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p,
   const QueryRange visible = visible_queries(t, p, s, first, last);
   const int begin = larger(0, visible.begin), end = smaller(visible.end, s.q_len);
   tile.m_begin = begin / t->tile_m;
-  // No m_block if the first query that sees them is beyond the last query: such a tile is not counted.
+  // The tile has no m_block if the first query that sees the keys is beyond the last query. Such a tile is not counted.
   tile.m_end = begin < end ? (end + t->tile_m - 1) / t->tile_m : tile.m_begin;
   return tile;
 }

@@ -111,8 +111,8 @@ TANDEM_HOST_DEVICE TileCoords varlen_coords(const ForwardParams& p, int sequence
   return t;
 }
 
-// Key j is at distance i + diagonal - j from query i. Loaded where it is used, so that kernels without a diagonal do
-// not keep it in a register.
+// Key j is at distance i + diagonal - j from query i. The diagonal is loaded where it is used, so that kernels without
+// a diagonal do not keep it in a register.
 template <class Config>
 TANDEM_HOST_DEVICE int diagonal_of(Config t, const ForwardParams& p, const TileCoords& s) {
   if (p.bottom_right) return s.k_len - s.q_len;

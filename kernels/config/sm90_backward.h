@@ -60,7 +60,7 @@ struct Sm90BackwardConfig {
     return options.bias != Bias::none && !options.changes_products() && !options.mask_mod && !options.block_mask &&
            !shared_p();
   }
-  // Per warpgroup.
+  // The bytes of a staged bias per warpgroup.
   constexpr int bias_bytes() const { return stages_bias() ? 64 * tile_m * bytes_of(options.bias) : 0; }
 
   // dq of an iteration: each warpgroup that computes it has 64 queries and some of the columns, each warp 16 queries.

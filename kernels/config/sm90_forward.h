@@ -40,8 +40,8 @@ struct Sm90ForwardConfig {
   constexpr int step_units() const { return warpgroups; }
   static constexpr int step_tiles() { return 1; }
   // lazy_max: iterations without a mask compute exponentials without a maximum (FragmentSoftmax::settle); an overflow
-  // repeats the tile with maxima. A bias or ALiBi excludes it, because these may hide the first keys or grow without
-  // bound. Dropout excludes lazy_max, because sums include dropped probabilities.
+  // repeats the tile with maxima. A bias or ALiBi excludes lazy_max, because both may hide the first keys or grow
+  // without bound. Dropout excludes lazy_max, because sums include dropped probabilities.
   constexpr bool lazy_max() const {
     return !options.f16 && !options.scale_outside_exp2 && !options.alibi && options.bias == Bias::none &&
            !options.score_mod && (!options.mask_mod || options.block_mask) && !options.dropout;

@@ -109,9 +109,9 @@ struct Dropout {
   }
 };
 
-// x, or 0 if the bit is not set.
+// Returns x, or 0 if the bit is not set.
 TANDEM_DEVICE float keep_or_zero(u32 bits, int bit, float x) { return where_bit(bits, bit, x, 0.0f); }
-// x times the bit, on the FMA unit instead of a select. x must be finite.
+// Returns x times the bit, on the FMA unit instead of a select. x must be finite.
 TANDEM_DEVICE float keep_or_times_zero(u32 bits, int n, float x) {
   asm("{.reg .pred p; .reg .b32 bit;\n"
       "and.b32 bit, %1, %2; setp.ne.b32 p, bit, 0; @!p mul.f32 %0, %0, 0f00000000;}"

@@ -26,8 +26,8 @@ struct FragmentSoftmax {
   bool rescale;           // warp-uniform
   bool outgrown = false;  // warp-uniform: in one iteration, or in any iteration
 
-  // Before an iteration's exponentials: moves the row_max of a row that exceeds it by more than 8. The result stays
-  // exact, because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
+  // Moves row_max before an iteration's exponentials if a score exceeds it by more than 8. The result stays exact,
+  // because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
   // FlashAttention-4).
   template <int n>
   TANDEM_DEVICE void update_max(const float (&s)[n], float scale, float threshold) {
@@ -97,7 +97,7 @@ struct FragmentSoftmax {
     }
   }
 
-  // The same before a softcap's polynomial is applied to the products (device/score_mod.cuh).
+  // Computes the same from products, and applies a softcap's polynomial (device/score_mod.cuh).
   template <int n>
   TANDEM_DEVICE void capped_exponentials(float (&s)[n], const float (&c)[3]) {
     step_sum[0] = step_sum[1] = 0;

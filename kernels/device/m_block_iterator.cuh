@@ -107,6 +107,6 @@ struct NoMBlocks {
 
 template <auto T>
 using MBlockIterator = typename OneOf<T.options.block_mask, SparseMBlocks<T>, DenseMBlocks<T>>::Type;
-// For a caller that counts the other indices itself.
+// The iterator of a caller that counts the other indices itself.
 template <auto T>
 using SparseOrNone = typename OneOf<T.options.block_mask, SparseMBlocks<T>, NoMBlocks>::Type;

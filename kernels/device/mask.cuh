@@ -14,5 +14,5 @@ TANDEM_DEVICE u32 bit_range(int begin, int count) {
   asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(begin), "r"(count));
   return bits;
 }
-// x, or -infinity if bit n is not set.
+// Returns x, or -infinity if bit n is not set.
 TANDEM_DEVICE float masked_score(u32 bits, int n, float x) { return where_bit(bits, n, x, -kInfinity); }

@@ -87,7 +87,7 @@ TANDEM_DEVICE float mod_tanh(float a) {
   const float far = fmaf(-2.0f, reciprocal(1.0f + exp2_approx(kDoubleLog2e * fabsf(a))), 1.0f);
   return fabsf(a) < kNear ? near : copysignf(far, a);
 }
-// Within (2 + |a|) 2^-23 of the sigmoid, relative; 0 below -88. Uses |a|, which avoids a reciprocal near 1.
+// Computes the sigmoid with a relative error of (2 + |a|) 2^-23; 0 below -88. |a| avoids a reciprocal near 1.
 TANDEM_DEVICE float mod_sigmoid(float a) {
   const float rest = reciprocal(1.0f + exp2_approx(1.44269504088896340736f * fabsf(a)));
   return a < 0 ? rest : 1.0f - rest;
@@ -140,8 +140,8 @@ TANDEM_DEVICE int mod_not(int a) { return a ^ 1; }
 TANDEM_DEVICE int mod_add(int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_subtract(int a, int b) { return static_cast<int>(static_cast<u32>(a) - static_cast<u32>(b)); }
 TANDEM_DEVICE int mod_multiply(int a, int b) { return static_cast<int>(static_cast<u32>(a) * static_cast<u32>(b)); }
-// Quotient rounded down; 0 for division by 0. Usually all scores share the divisor, so that the compiler hoists its
-// reciprocal. About ten instructions remain, without branches.
+// Returns the quotient rounded down; 0 for division by 0. Usually all scores share the divisor, so that the compiler
+// hoists its reciprocal. About ten instructions remain, without branches.
 TANDEM_DEVICE int mod_floor_divide(int a, int b) {
   const int sign = b >> 31;
   const u32 divisor = max(static_cast<u32>((b ^ sign) - static_cast<u32>(sign)), 1u);

@@ -15,8 +15,8 @@ struct RowSoftmax {
   float alpha;                       // factor of earlier sums and results, if rescale
   bool rescale;                      // warp-uniform
 
-  // Before an iteration's exponentials: moves the row_max of a row that exceeds it by more than 8. The result stays
-  // exact, because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
+  // Moves row_max before an iteration's exponentials if a score exceeds it by more than 8. The result stays exact,
+  // because the last iteration divides by the same sum. Most iterations skip the rescale (conditional rescaling,
   // FlashAttention-4).
   TANDEM_DEVICE void update_max(float largest, const ScoreScale& scale) {
     rescale = __any_sync(~0u, largest > rescale_above);
@@ -45,8 +45,8 @@ struct RowSoftmax {
   }
   // Returns true if the row_max of some row of the warp must move before the next iteration.
   TANDEM_DEVICE bool outgrown() const { return __any_sync(~0u, step_sum > kMovingSum); }
-  // If outgrown, before the next iteration: moves row_max by the power of two that the sum has grown by. Returns true
-  // if earlier sums may be lost.
+  // Moves an outgrown row_max before the next iteration, by the power of two that the sum has grown by. Returns true if
+  // earlier sums may be lost.
   TANDEM_DEVICE bool catch_up(const ScoreScale& scale) {
     const float from = row_max;
     if (step_sum > kMovingSum) {
@@ -64,8 +64,8 @@ struct RowSoftmax {
     return !(total() <= kOverflowedSum);
   }  // also true for NaN, which rescale_sum() may produce
 
-  // After the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below kOverflowedSum.
-  // Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
+  // Returns the sum after the last iteration. If every maximum was computed, a sum is 0 or at least 1/2, and below
+  // kOverflowedSum. Other sums stand for a NaN (exp2_fma) or for scores of -infinity only.
   TANDEM_DEVICE float final_sum() {
     float all = total();
     if (rounding != 0) use_rounded_sum(&all, &row_max, rounding);

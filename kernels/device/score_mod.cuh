@@ -37,9 +37,9 @@ TANDEM_DEVICE float bound_of(const float (&x)[n]) {
   return __int_as_float(max(largest[0], largest[1]));
 }
 
-// The same for any products. Within the cap a polynomial of degree 11 is within 3.2e-7 of the cap; within 0.28 of it
-// degree 5 suffices. Beyond the cap two operations of the exponential unit are needed. Only warps with such a score use
-// them, because that unit is busy (tanh.approx has only eleven bits).
+// Applies a softcap to any products. Within the cap a polynomial of degree 11 is within 3.2e-7 of the cap; within 0.28
+// of the cap degree 5 suffices. Beyond the cap two operations of the exponential unit are needed. Only warps with such
+// a score use the operations, because that unit is busy (tanh.approx has only eleven bits).
 template <bool packed, int n>
 TANDEM_DEVICE void apply_softcap(float (&x)[n], const ForwardParams& p) {
   float largest = 0;

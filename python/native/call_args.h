@@ -77,7 +77,7 @@ static int field_of(PyObject* key, int expected) {
     if (fields[i].key == key) return i;
   for (int i = 0; i < kFields && PyUnicode_Check(key); ++i)
     if (PyUnicode_CompareWithASCIIString(key, fields[i].name) == 0) return i;
-  PyErr_Format(PyExc_TypeError, "a call has no %R", key);
+  PyErr_Format(PyExc_TypeError, "a call has no %R: correct the name of the argument", key);
   return -1;
 }
 
@@ -121,17 +121,18 @@ static int read_alignment(PyObject* value, int32_t* alignment) {
   if (is_text && PyUnicode_CompareWithASCIIString(value, "top_left") == 0) return 1;
   *alignment = TANDEM_EXPLICIT;
   if (is_text && PyUnicode_CompareWithASCIIString(value, "explicit") == 0) return 1;
-  return refuse(value, "alignment", "'bottom_right' or 'top_left'");
+  return refuse(value, "alignment", "'bottom_right' or 'top_left': pass one of them");
 }
 
 static int read_bound(PyObject* value, const char* name, int32_t bit, int32_t* window, int64_t* bound) {
   if (value == Py_None) return 1;
   *window |= bit;
-  return read_integer(value, name, "an integer of at most 64 bits, or None", bound);
+  return read_integer(value, name, "an integer of at most 64 bits, or None: pass one", bound);
 }
 
 static int read_window(PyObject* value, tandem_attention_args* args) {
-  if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) return refuse(value, "window", "None or (left, right)");
+  if (!PyTuple_Check(value) || PyTuple_Size(value) != 2)
+    return refuse(value, "window", "None or (left, right): pass one");
   return read_bound(PyTuple_GetItem(value, 0), "window[0]", TANDEM_WINDOW_LEFT, &args->window, &args->window_left) &&
          read_bound(PyTuple_GetItem(value, 1), "window[1]", TANDEM_WINDOW_RIGHT, &args->window, &args->window_right);
 }
@@ -142,16 +143,16 @@ static int read_option(PyObject* value, int field, tandem_attention_args* args) 
   const char* name = fields[field].name;
   int64_t integer = 0;
   switch (fields[field].kind) {
-    case kLength: return read_integer(value, name, "an integer of at most 64 bits", place);
+    case kLength: return read_integer(value, name, "an integer of at most 64 bits: pass one", place);
     case kScale: /* the least number replaces 0, which means "not given" */
       if (!read_real(value, name, place)) return 0;
       if (*(double*)place == 0.0) *(double*)place = DBL_TRUE_MIN;
       return 1;
     case kReal: return read_real(value, name, place);
     case kCount:
-      if (!read_integer(value, name, "an integer of at most 32 bits", &integer)) return 0;
+      if (!read_integer(value, name, "an integer of at most 32 bits: pass one", &integer)) return 0;
       *(int32_t*)place = (int32_t)integer;
-      return integer == (int32_t)integer || refuse(value, name, "an integer of at most 32 bits");
+      return integer == (int32_t)integer || refuse(value, name, "an integer of at most 32 bits: pass one");
     case kFlag: return read_flag(value, name, place);
     case kAlignment: return read_alignment(value, place);
     case kWindow: return read_window(value, args);
@@ -201,7 +202,7 @@ static PyObject* request_for(Reading reading, int field) {
 /* Reads a tensor into the call. Returns 0 with an exception or with a request for the caller in *request. */
 static int read_operand(PyObject* object, int field, long what, Call* call, PyObject** request) {
   if (call->used == kMaxTensors) {
-    PyErr_SetString(PyExc_TypeError, "a call has too many tensors");
+    PyErr_SetString(PyExc_TypeError, "call_args must have each tensor once: omit the rest");
     return 0;
   }
   const int pass = 1 << (what & 1);
@@ -231,7 +232,7 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
 /* Reads a score_mod or mask_mod into the call; 0 as above. */
 static int read_modification(PyObject* object, int field, long what, Call* call, PyObject** request) {
   if (call->mods_used == kMaxMods) {
-    PyErr_SetString(PyExc_TypeError, "a call has too many score_mods and mask_mods");
+    PyErr_SetString(PyExc_TypeError, "call_args must have at most one score_mod and one mask_mod: omit the rest");
     return 0;
   }
   ReadMod** mod = &call->mods[call->mods_used++];

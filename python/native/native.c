@@ -68,8 +68,8 @@ static int find_stream(PyObject* tensor, int32_t device, void** stream) {
   const DLPackExchangeAPI* exchange = exchange_of(Py_TYPE(tensor));
   if (exchange == NULL || exchange->current_work_stream == NULL) {
     PyErr_SetString(PyExc_TypeError,
-                    "q lies on a GPU, but its type does not report the current stream (DLPack's C "
-                    "exchange interface): use tensors of torch 2.10 or newer");
+                    "q (on a GPU) must have a type that reports its stream by DLPack's C exchange interface: "
+                    "use tensors of torch 2.10 or later");
     return 0;
   }
   return exchange->current_work_stream(kDLCUDA, device, stream) == 0;
@@ -99,8 +99,8 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
   const int32_t index = on_gpu ? args->q->device.index : 0;
   if (on_gpu && (index < 0 || index >= kMaxDevices))
-    return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d: use one of them",
-                        (int)index, (int)kMaxDevices);
+    return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d: move q to one", (int)index,
+                        (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
   const int runs = (what & (kCheck | kPrepare)) == 0; /* other calls need no stream, and q may be only described */
   if (on_gpu && runs && !find_stream(q, index, &gpu->stream)) return NULL;
@@ -124,7 +124,8 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
 static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   (void)module;
   if ((count != 2 && count != 4) || !PyDict_Check(arguments[1])) {
-    PyErr_SetString(PyExc_TypeError, "run(what, call_args), or with workspace, bytes");
+    PyErr_SetString(PyExc_TypeError,
+                    "run() must have two or four arguments: pass (what, call_args[, workspace, bytes])");
     return NULL;
   }
   const long what = PyLong_AsLong(arguments[0]);
@@ -152,7 +153,7 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
     memset(&operands[n], 0, sizeof operands[n]);
     if (read_tensor(PyTuple_GetItem(described, n), 0, &operands[n]) != kRead) {
       if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError, "the list must contain descriptions of tensors: pass them");
+        PyErr_SetString(PyExc_TypeError, "a list must have descriptions of tensors: use _arrays.describe");
       return 0;
     }
     tensors[n] = &operands[n].tensor;
@@ -160,8 +161,8 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   return 1;
 }
 
-/* The context of a call on this device, and the stream of the tensor that `described` describes. 0: not yet, and the
- * request names the step that must come first, or is NULL with an error. */
+/* Finds the context of a call on this device, and the stream of the tensor that `described` describes. Returns 0 with a
+ * request for the step that must come first, or with an exception. */
 static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
                       PyObject** request) {
   *stream = NULL;
@@ -197,7 +198,7 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
     return NULL;
   const Py_ssize_t parts = PyTuple_Size(outs);
   if (PyTuple_Size(lses) != parts || PyTuple_Size(result) != 2) {
-    PyErr_SetString(PyExc_TypeError, "merge(outs, lses, (out, lse)): as many lses as outs");
+    PyErr_SetString(PyExc_TypeError, "lses must have as many items as outs: pass (outs, lses, (out, lse))");
     return NULL;
   }
   Operand* operands = calloc((size_t)(2 * parts + 2), sizeof *operands);
@@ -253,7 +254,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
   void* workspace = PyLong_AsVoidPtr(address);
   if (PyErr_Occurred()) return NULL;
   if (PyTuple_Size(lists) != kLists && PyTuple_Size(lists) != kLists / 2) {
-    PyErr_SetString(PyExc_TypeError, "make_block_mask() must have four lists, or eight: pass them");
+    PyErr_SetString(PyExc_TypeError, "lists must have four or eight items: pass kv lists, or kv and q lists");
     return NULL;
   }
   Operand operands[kLists];
@@ -281,7 +282,7 @@ static PyObject* make_block_mask(PyObject* module, PyObject* arguments) {
                                            .full_q_indices = tensors[7]};
       request = serve_blocks(&args, PyTuple_GetItem(lists, 0), workspace, (size_t)bytes);
     } else if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "make_block_mask() must have descriptions of tensors: pass them");
+      PyErr_SetString(PyExc_TypeError, "mask_mod must have descriptions of tensors: use _score_mod.described");
     }
     release_mod(read);
   }

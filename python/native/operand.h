@@ -151,12 +151,12 @@ static Reading read_description(PyObject* tuple, int written, Operand* o) {
   const int whole = PyTuple_Size(tuple) == kDescriptionItems;
   PyObject *shape = whole ? PyTuple_GetItem(tuple, 5) : NULL, *strides = whole ? PyTuple_GetItem(tuple, 6) : NULL;
   if (!whole || !PyTuple_Check(shape) || !PyTuple_Check(strides) || PyTuple_Size(strides) != PyTuple_Size(shape)) {
-    PyErr_SetString(PyExc_TypeError, "a description of a tensor must have nine items");
+    PyErr_SetString(PyExc_TypeError, "a description of a tensor must have nine items: use _arrays.describe");
     return kFailed;
   }
   if (PyTuple_Size(shape) > kMaxDims) {
-    PyErr_Format(PyExc_ValueError, "a tensor (%zd dimensions) must have at most %d dimensions", PyTuple_Size(shape),
-                 (int)kMaxDims);
+    PyErr_Format(PyExc_ValueError, "a tensor (%zd dimensions) must have at most %d dimensions: reshape the tensor",
+                 PyTuple_Size(shape), (int)kMaxDims);
     return kFailed;
   }
   if (written && integer_at(tuple, 7)) return kIsReadOnly;

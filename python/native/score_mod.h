@@ -60,7 +60,8 @@ static Reading read_part(PyObject* tensor, int written, ReadMod* read, const tan
 static Reading read_name(PyObject* item, int pass, ReadMod* read) {
   PyObject *name_object, *value, *gradient;
   if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "UOO", &name_object, &value, &gradient)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the names of a mod must be tuples");
+    if (!PyErr_Occurred())
+      PyErr_SetString(PyExc_TypeError, "a name of a mod must be a tuple: pass (name, value, gradient)");
     return kFailed;
   }
   const char* name = PyUnicode_AsUTF8AndSize(name_object, NULL);
@@ -77,7 +78,7 @@ static Reading read_name(PyObject* item, int pass, ReadMod* read) {
 static Reading read_mod(PyObject* tuple, int pass, ReadMod** mod) {
   PyObject *text, *names;
   if (!PyTuple_Check(tuple) || !PyArg_ParseTuple(tuple, "UO!", &text, &PyTuple_Type, &names)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a mod must be a tuple (expression, names)");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a mod must be a tuple: pass (expression, names)");
     return kFailed;
   }
   const Py_ssize_t count = PyTuple_Size(names);

@@ -46,7 +46,7 @@ use_torch()  # if torch is loaded; otherwise a later call does this
 
 
 def description() -> str:
-    """One line a device: the CPU's threads and instruction set, then the GPUs in use, or torch's current GPU."""
+    """Returns a line per device: the CPU's threads and instruction set, then the GPUs in use or torch's current GPU."""
     front = use_torch()
     gpus = _gpu.descriptions(_active, front.torch) if front is not None else []
     return "\n".join((_active.description(), *gpus))

@@ -106,7 +106,7 @@ def attention(
     causal : query i sees no key beyond position i + offset.
     alignment : position of the diagonal of causal, window and alibi_slopes. "bottom_right": offset is seqlen_k -
         seqlen_q (the used lengths), and the last query matches the last key. "top_left": offset is 0, and the first
-        query meets the first key.
+        query matches the first key.
     diagonal_offset : the offset itself, in place of alignment: an integer, or int32 (batch). The offset serves queries
         and keys that are parts of longer sequences: it is the position of the first query minus that of the first key.
     window : (left, right), numbers of keys or None for unbounded: query i sees key j when i + offset - left <= j <= i
@@ -114,7 +114,7 @@ def attention(
     softcap : scores become softcap * tanh(score / softcap); 0: off.
     alibi_slopes : (heads_q) or (batch, heads_q) float32; adds -slope * abs(i + offset - j).
     bias : (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1). A floating-point bias, of q's type or float32, is added to the
-        scores. A boolean bias is True where a query sees a key. Packed calls take none.
+        scores. A boolean bias is True where a query sees a key. Packed calls accept no bias.
     sink : (heads_q), q's type or float32: one more logit in each softmax, without a value (attention sinks, GPT-OSS).
     score_mod : an expression (str), or a :class:`Mod` with the names it uses, that gives every score a new value, such
         as "30 * tanh(score / 30)". The score_mod applies after softcap, ALiBi and bias; -inf hides a key. Positions
@@ -126,7 +126,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays, in rows; GPUs need it.
     seqused_q, seqused_k : (batch) int32: used rows of each sequence; rows beyond give 0.
-    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Not served yet.
+    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). No device serves it yet.
     dropout_p : probability that an entry of the softmax is dropped, in [0, 1), rounded to a multiple of 1/256, but not
         to 0 or 1. Kept entries are scaled by 1 / (1 - dropout_p).
     seed : seed of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or
@@ -289,7 +289,7 @@ def attention_backward(
     """
     check_mask(causal, alignment)
     if dropout_p and seed is None:
-        raise ValueError("seed (None) must be the forward call's seed: dropout must hide the same scores")
+        raise ValueError("seed (None) must be the forward call's seed, so that dropout hides the same scores: pass it")
     call_args: CallArgs = {
         "q": _arrays.view(q, "q"),
         "k": _arrays.view(k, "k"),
@@ -376,8 +376,7 @@ def _captured_targets(dscore_mod: Any, captured: dict[str, Any]) -> dict[str, An
     for name in targets:
         if not _arrays.is_floating(captured.get(name)):
             raise ValueError(
-                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: only float "
-                "arrays have gradients"
+                f"dscore_mod ({name.partition('.')[2]!r}) must have names of score_mod's float arrays: omit this name"
             )
     return {name: targets.get(name) for name in captured}
 
@@ -398,10 +397,10 @@ def _gradient(result: Any, target: Any, q: Any) -> Any:
 def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) -> Any:
     """Attention to all keys from attention to parts of them, with its lse.
 
-    outs, lses : what :func:`attention` with return_lse gave for the same queries and each part of the keys. An out is
-        (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim), of float32, bfloat16 or float16 (or all of
-        float64); float32 is best (out_dtype of :func:`attention`). An lse is (batch, heads, seqlen) or packed (heads,
-        total).
+    outs, lses : results of :func:`attention` with return_lse, for the same queries and each part of the keys. An out
+        is (batch, seqlen, heads, head_dim) or packed (total, heads, head_dim), of float32, bfloat16 or float16 (or all
+        of float64); float32 is best (out_dtype of :func:`attention`). An lse is (batch, heads, seqlen) or packed
+        (heads, total).
     out_dtype : float32, or None for the type of the first of outs.
 
     Returns (out, lse). A part whose lse is -inf weighs nothing. A sink belongs to the whole softmax: pass it to the
@@ -434,8 +433,7 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
 
 def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     """Compiles the kernels of a call ahead, so that its first run may be inside a CUDA graph. Does nothing on the CPU.
-    Takes
-    the arguments of :func:`check`, and raises what it raises.
+    Accepts the arguments of :func:`check`, and raises the same errors.
     """
     _inspect(PREPARE, pass_, q, k, v, arguments)
 
@@ -445,7 +443,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
     known = dict(attention.__kwdefaults__ or {})
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"{sorted(unknown)} must be arguments of tandem.attention: correct the names")
+        raise TypeError(f"arguments ({sorted(unknown)}) must be arguments of tandem.attention: correct the names")
     given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}

@@ -38,19 +38,21 @@ def view(x: Any, name: str) -> Any:
         return x
     if not hasattr(x, "__dlpack__"):
         raise TypeError(
-            f"{name} ({type(x).__name__}) must be an array: a numpy array, a torch tensor, or any other that has "
-            "__dlpack__; convert it, for example with numpy.asarray"
+            f"{name} ({type(x).__name__}) must be an array of numpy, of torch or with __dlpack__: convert it, for "
+            "example with numpy.asarray"
         )
     if hasattr(x, "__dlpack_device__") and int(x.__dlpack_device__()[0]) == CUDA:
         raise TypeError(
-            f"{name} ({type(x).__name__}) lies on a GPU and must be a torch tensor: torch.from_dlpack converts it "
-            "without a copy"
+            f"{name} ({type(x).__name__} on a GPU) must be a torch tensor: convert it with torch.from_dlpack, without "
+            "a copy"
         )
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
         if not hasattr(x, "__array__"):
-            raise TypeError(f"{name} ({type(x).__name__}) cannot be read in place: {error}") from error
+            raise TypeError(
+                f"{name} ({type(x).__name__}) must be readable in place ({error}): convert it to a numpy array"
+            ) from error
         return np.asarray(x)  # numpy cannot import bfloat16; such arrays convert
 
 
@@ -80,10 +82,10 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
             code = _BFLOAT
         size = x.dtype.itemsize
         if code is None or not x.dtype.isnative or size > 8:
-            raise TypeError(f"{name}.dtype ({x.dtype}) must be a number type of this machine; convert it with astype")
+            raise TypeError(f"{name}.dtype ({x.dtype}) must be a number type of this machine: convert it with astype")
         if any(stride % size for stride in x.strides):
             raise ValueError(
-                f"{name} (strides of {x.strides} bytes) must lie at whole elements of {size} bytes; copy it"
+                f"{name} (strides of {x.strides} bytes) must have strides in multiples of {size} bytes: copy it"
             )
         _check_dimensions(x.ndim, name)
         strides = tuple(stride // size for stride in x.strides)
@@ -91,11 +93,11 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
     if is_torch(x):
         device = {"cpu": CPU, "cuda": CUDA}.get(x.device.type)
         if device is None:
-            without = " (a device without numbers)" if x.is_meta else ""
-            raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: make or move it there")
+            without = ", which has no values," if x.is_meta else ""
+            raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: create it there")
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:
-            raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type")
+            raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type: convert it")
         _check_dimensions(x.dim(), name)
         return (x.data_ptr(), device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
     return describe(view(x, name), name)
@@ -103,7 +105,7 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
 
 def _check_dimensions(count: int, name: str) -> None:
     if count > 8:
-        raise ValueError(f"{name} ({count} dimensions) must have at most 8: no argument has more than 4")
+        raise ValueError(f"{name} ({count} dimensions) must have at most 8 dimensions: reshape it to at most 4")
 
 
 def new_lse(q: np.ndarray) -> np.ndarray:

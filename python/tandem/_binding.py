@@ -53,15 +53,15 @@ def _load(chosen: str) -> Any:
     """Returns the binding that TANDEM_PYTHON_BOUNDARY names; by default the faster one that can be loaded."""
     if chosen not in ("", "native", "ctypes"):
         raise ImportError(
-            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native', 'ctypes' or unset: the variable selects the "
-            "module that calls the C interface"
+            f"TANDEM_PYTHON_BOUNDARY ({chosen!r}) must be 'native', 'ctypes' or unset: set the variable to one of "
+            "these modules, or unset it"
         )
     # Free-threaded CPython 3.13 finds stable-ABI modules and crashes in them, because its objects have another layout.
     free_threaded = "t" in getattr(sys, "abiflags", "")
     if free_threaded and chosen == "native":
         raise ImportError(
-            "TANDEM_PYTHON_BOUNDARY ('native') must be 'ctypes' or not set on free-threaded CPython: the compiled "
-            "module needs the stable ABI"
+            "TANDEM_PYTHON_BOUNDARY ('native') must be 'ctypes' or not set on free-threaded CPython, because the "
+            "native module needs the stable ABI: unset the variable"
         )
     try:
         if chosen != "ctypes" and not free_threaded:
@@ -165,8 +165,8 @@ def _copy(x: Any, name: str) -> Any:
     if scattered and not _said_that_copies_are_made and name != "dout":
         _said_that_copies_are_made = True
         warnings.warn(
-            f"{name}: the last dimension is not contiguous, so tandem copies it, here and in later calls; make it "
-            "contiguous to save the time",
+            f"{name}: the last dimension is not contiguous, so tandem copies the array in this and later calls: "
+            "pass a contiguous array to save the time",
             stacklevel=5,
         )
     return copy
@@ -175,7 +175,7 @@ def _copy(x: Any, name: str) -> Any:
 def _check_seed(described: tuple[Any, ...]) -> None:
     bits, shape = described[4], described[5]
     if shape != (2,) or bits != 64:
-        raise ValueError(f"seed (shape {shape}) must be an integer or two int64: the seed and the offset")
+        raise ValueError(f"seed (shape {shape}) must be an integer or two int64: pass the seed, or (seed, offset)")
 
 
 def check_mask(causal: Any, alignment: Any) -> None:
@@ -183,16 +183,14 @@ def check_mask(causal: Any, alignment: Any) -> None:
     try:
         is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
     except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
-        raise TypeError(f"causal ({type(causal).__name__}) must be True or False") from None
+        raise TypeError(f"causal ({type(causal).__name__}) must be True or False: pass one of them") from None
     if not is_flag:
-        raise ValueError(
-            f"causal ({causal!r}) must be True or False"
-            + ("; alignment places the diagonal" if causal in ("bottom_right", "top_left") else "")
-        )
+        remedy = f"pass alignment={causal!r}" if causal in ("bottom_right", "top_left") else "pass one of them"
+        raise ValueError(f"causal ({causal!r}) must be True or False: {remedy}")
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(
             f"alignment ({alignment!r}) must be 'bottom_right' (the last query matches the last key) or 'top_left' "
-            "(the first query matches the first key)"
+            "(the first query matches the first key): pass one of them"
         )
 
 
@@ -200,7 +198,7 @@ def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
     """Returns an explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":
         raise ValueError(
-            f"alignment ({alignment!r}) must be left out where diagonal_offset is given: that places the diagonal"
+            f"alignment ({alignment!r}) must be left out where diagonal_offset is given: pass only one of the two"
         )
     if isinstance(diagonal_offset, (bool, str, float)):
         raise TypeError(
@@ -254,10 +252,10 @@ def seed_of(seed: Any) -> Any:
         return int(seed)
     if isinstance(seed, (tuple, list)):
         if len(seed) != 2:
-            raise ValueError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
+            raise ValueError(f"seed ({seed!r}) must be an integer or two: pass the seed, or (seed, offset)")
         number, offset = seed
         if hasattr(number, "__index__") and hasattr(offset, "__index__"):
             return int(number), int(offset)
     if isinstance(seed, (str, float, tuple, list)):
-        raise TypeError(f"seed ({seed!r}) must be an integer or two: the seed and the offset")
+        raise TypeError(f"seed ({seed!r}) must be an integer or two: pass the seed, or (seed, offset)")
     return _arrays.view(seed, "seed")

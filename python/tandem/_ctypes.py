@@ -112,8 +112,9 @@ class _BlockMaskArgs(ctypes.Structure):
 def _load() -> ctypes.CDLL:
     libraries = glob.glob(os.path.join(_FOLDER, "libtandem.so.*"))
     if len(libraries) != 1:
-        has = f"{_FOLDER} has {len(libraries)} libtandem.so.*, not 1"
-        raise ImportError(f"tandem is not built: {has}; pip install . builds it")
+        raise ImportError(
+            f"{_FOLDER} ({len(libraries)} files libtandem.so.*) must have one such file: build it with 'pip install .'"
+        )
     library = ctypes.CDLL(libraries[0])
     arguments = [ctypes.c_void_p, ctypes.POINTER(_Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
@@ -204,7 +205,7 @@ def _shown(value: Any) -> str:
 
 
 def _integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
-    rule = f"{name} ({_shown(value)}) must be an integer of at most {bits} bits{otherwise}"
+    rule = f"{name} ({_shown(value)}) must be an integer of at most {bits} bits{otherwise}: pass one"
     try:
         number = operator.index(value)
     except TypeError:
@@ -275,7 +276,7 @@ def _count(value: Any, name: str) -> int:
 
 def _alignment(value: Any, name: str) -> int:
     if not isinstance(value, str) or value not in _ALIGNMENTS:
-        raise TypeError(f"{name} ({_shown(value)}) must be 'bottom_right' or 'top_left'")
+        raise TypeError(f"{name} ({_shown(value)}) must be 'bottom_right' or 'top_left': pass one of them")
     return _ALIGNMENTS[value]
 
 
@@ -292,7 +293,7 @@ _READERS: dict[str, Any] = {
 def _set_option(args: _Args, name: str, value: Any) -> None:
     kind = _options.KINDS.get(name)
     if kind is None:
-        raise TypeError(f"a call has no {name!r}")
+        raise TypeError(f"a call has no {name!r}: correct the name of the argument")
     if kind == "Window":
         _set_window(args, value)
     elif kind != "OutputOnly":

@@ -34,19 +34,19 @@ def refuse(call_args: CallArgs) -> None:
     deterministic = call_args.get("deterministic") and not torch.are_deterministic_algorithms_enabled()
     reasons = (
         (call_args.get("bias") is not None, "bias is given", "mask with causal and window, or detach q, k, v and bias"),
-        (call_args.get("alibi_slopes") is not None, "alibi_slopes is given", "leave it out"),
-        (call_args.get("score_mod") is not None, "score_mod is given", "leave it out"),
+        (call_args.get("alibi_slopes") is not None, "alibi_slopes is given", "omit alibi_slopes"),
+        (call_args.get("score_mod") is not None, "score_mod is given", "omit score_mod"),
         (call_args.get("mask_mod") is not None, "mask_mod is given", "mask with causal and window"),
         (call_args.get("kv_num_blocks") is not None, "block_mask is given", "mask with causal and window"),
-        (softcap, f"softcap ({softcap}) is given", "leave it out"),
+        (softcap, f"softcap ({softcap}) is given", "omit softcap"),
         (
             used,
             "seqused_q or seqused_k is given",
             "pack the used part of each sequence, with cu_seqlens_q and cu_seqlens_k",
         ),
-        (call_args.get("page_table") is not None, "page_table is given", "give keys and values dense or packed"),
-        (call_args.get("float32_out"), "out_dtype (float32) is given", "leave it out"),
-        (dropout_p, f"dropout_p ({dropout_p}) is given", "leave it out"),
+        (call_args.get("page_table") is not None, "page_table is given", "pass keys and values dense or packed"),
+        (call_args.get("float32_out"), "out_dtype (float32) is given", "omit out_dtype"),
+        (dropout_p, f"dropout_p ({dropout_p}) is given", "omit dropout_p"),
         (
             deterministic,
             "deterministic (True) is set for one call",
@@ -81,7 +81,7 @@ def _mask(call_args: CallArgs) -> _Mask:
     """Converts Tandem's causal, window and alignment to the operator's arguments, or raises Unsupported.
 
     The operator's diagonal is bottom-right. The operator treats a bound of seqlen_k or more as unbounded. If only one
-    side has a bound, it bounds the other side by seqlen_k, which matters where queries outnumber keys.
+    side has a bound, the operator bounds the other side by seqlen_k, which matters where queries outnumber keys.
     """
     seqlen_q, seqlen_k = _lengths(call_args)
     window = left, right = call_args.get("window") or (None, None)
@@ -90,10 +90,10 @@ def _mask(call_args: CallArgs) -> _Mask:
     alignment = call_args.get("alignment")
     if alignment in ("top_left", "explicit") and (left is not None or right is not None):
         if call_args.get("diagonal_offsets") is not None:
-            _raise("diagonal_offset is an array", "call for each sequence with its own number")
+            _raise("diagonal_offset is an array", "pass an integer in one call per sequence")
         if _is_packed(call_args):
             which = "alignment is 'top_left'" if alignment == "top_left" else "diagonal_offset is given"
-            _raise(f"{which} with cu_seqlens_q", "where lengths are equal 'bottom_right' is the same")
+            _raise(f"{which} with cu_seqlens_q", "pass 'bottom_right' if lengths are equal")
         shift = seqlen_k - seqlen_q - (call_args.get("diagonal_offset") or 0)
         left = None if left is None else left + shift
         right = None if right is None else right - shift
@@ -102,7 +102,8 @@ def _mask(call_args: CallArgs) -> _Mask:
     right = None if right is not None and right >= seqlen_q - 1 and seqlen_q > 0 else right
     for side, bound in (("left", left), ("right", right)):
         if bound is not None and bound < 0:
-            _raise(f"window's {side} bound ({bound}) is negative, counted from the last query and key", "mask the keys")
+            what = f"window's {side} bound ({bound}) is negative, counted from the last query and key"
+            _raise(what, "omit queries and keys that the window hides")
     as_wide = right >= max(seqlen_k, 1) if right is not None else left is not None and seqlen_q > seqlen_k + 1
     if as_wide:
         _raise(
@@ -170,9 +171,10 @@ def _in_pieces(x: Tensor, dim: int) -> Tensor:
 
 
 def _sink_gradient(dout: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """Returns - sum of p_sink * (dout . out) over batch and queries, p_sink = exp(sink - lse); lse (batch, heads,
-    seqlen_q) or
-    (heads, total_q)."""
+    """Returns the negative sum of p_sink * (dout . out) over batch and queries, with p_sink = exp(sink - lse).
+
+    lse is (batch, heads, seqlen_q) or (heads, total_q).
+    """
     delta = (dout.float() * out.float()).sum(-1).transpose(-1, -2)
     share = (sink.float()[:, None] - lse).exp()
     return -(share * delta).sum(-1).reshape(-1, sink.shape[0]).sum(0).to(sink.dtype)

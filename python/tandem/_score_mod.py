@@ -48,8 +48,8 @@ class Blocks(NamedTuple):
     kv_num_blocks (batch|1, heads|1, blocks of queries) and kv_indices (batch|1, heads|1, blocks of queries, any
     number) are int32. The first kv_num_blocks entries of a row of kv_indices are blocks of keys in which mask_mod
     decides; without a mask_mod they are visible whole. The blocks of full_kv_indices are visible whole. All other
-    blocks are hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: the lists are what Blocks.of makes of the
-    mask_mod passed with them. A mask_mod that is a window is then served as a window, without the lists.
+    blocks are hidden. BLOCK_SIZE: queries and keys of a block. of_mask_mod: Blocks.of computed the lists from the
+    mask_mod that is passed with them. A mask_mod that is a window is then served as a window, without the lists.
     """
 
     kv_num_blocks: Any
@@ -126,8 +126,8 @@ def bound(mod: Any, argument: str) -> Bound:
     if isinstance(mod, str):
         mod = Mod(mod)
     if not isinstance(mod, Mod):
-        function = "; tandem.flex_attention takes functions" if callable(mod) else ""
-        raise TypeError(f"{argument} ({type(mod).__name__}) must be an expression (str) or a tandem.Mod{function}")
+        remedy = "pass a function to tandem.flex_attention" if callable(mod) else "pass one of them"
+        raise TypeError(f"{argument} ({type(mod).__name__}) must be an expression (str) or a tandem.Mod: {remedy}")
     return mod.text, tuple((name, _value(x, f"{argument}.{name}"), None) for name, x in mod.bindings.items())
 
 

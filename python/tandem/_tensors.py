@@ -13,7 +13,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 def check_tensor(x: Any, name: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: torch.as_tensor makes one")
+        raise TypeError(f"{name} ({type(x).__name__}) must be a torch tensor, as q is: convert it with torch.as_tensor")
 
 
 def check_layouts(tensors: Iterable[tuple[str, Any]]) -> None:
@@ -32,10 +32,10 @@ def check_layout(x: Tensor, name: str) -> None:
         )
     if x.layout is not torch.strided:
         raise TypeError(
-            f"{name} ({str(x.layout).rpartition('.')[2]}) must be a strided tensor: to_dense() makes one of it"
+            f"{name} ({str(x.layout).rpartition('.')[2]}) must be a strided tensor: convert it with to_dense()"
         )
     if x._is_zerotensor():
-        raise TypeError(f"{name} (a zero tensor without memory) must have memory: torch.zeros_like has memory")
+        raise TypeError(f"{name} (a zero tensor without memory) must have memory: copy it with torch.zeros_like")
 
 
 def resolved(x: Any) -> Any:

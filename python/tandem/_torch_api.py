@@ -182,7 +182,7 @@ def _check_options(call_args: CallArgs) -> list[Tensor]:
 def _traced(call_args: CallArgs, return_lse: bool) -> Any:
     """Computes attention() by the operator, for tracing and transforms."""
     if "out" in call_args:
-        raise ValueError("out must be None under torch.compile, autocast and transforms: the result is a new tensor")
+        raise ValueError("out must be None under torch.compile, autocast and transforms: omit out and use the result")
     max_scores = call_args.get("max_scores")
     inputs, options = to_op_args(call_args)
     if not torch.compiler.is_compiling():

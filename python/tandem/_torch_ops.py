@@ -15,7 +15,7 @@ from torch import Tensor
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
     raise ImportError(
-        f"torch is {torch.__version__} and must be 2.10 or later, whose tensors tandem can read: pip install -U torch"
+        f"torch is {torch.__version__} and must be 2.10 or later: upgrade torch with 'pip install -U torch'"
     )
 
 from tandem import _gradients, _score_mod, _vmap

@@ -40,8 +40,8 @@ def trace(function: Callable[..., Any], argument: str, device: torch.device, com
     """Returns the expression of a function of torch's FlexAttention: score_mod(score, b, h, q_idx, kv_idx) or
     mask_mod(b, h, q_idx, kv_idx).
 
-    argument: "score_mod" or "mask_mod". device: the device of the attention. compiled: torch.compile calls this,
-    and changing numbers become tensors, so that no new graph is needed.
+    argument: "score_mod" or "mask_mod". device: the device of the attention. compiled: under torch.compile
+    changing numbers become tensors, so that no new graph is needed.
     Raises Unsupported, with file and line, for a function without an expression.
     """
     tracing = _Tracing(argument, device)
@@ -136,8 +136,8 @@ class _Tracing:
         hides_gradient = self.grad_enabled and node.differentiable and not torch.is_grad_enabled()
         if hides_gradient and node.operands:
             self.refuse(
-                "torch.no_grad() hides a float from its gradient, which is not supported: leave it out, or compute "
-                "with tensors that require no gradient"
+                "torch.no_grad() hides a float from its gradient, which is not supported: omit torch.no_grad(), or "
+                "compute with tensors that require no gradient"
             )
         return Symbol(self, node)
 
@@ -159,7 +159,8 @@ class _Tracing:
                 return node
             given = ("a bool", "an int", "a float")[node.kind]
         raise TypeError(
-            f"{self.argument} ({_place(function)}) must return {wanted} for each score, and returns {given}"
+            f"{self.argument} ({_place(function)}) must return {wanted} for each score, and returns {given}: correct "
+            "the return value"
         )
 
     def mod(self, node: Node, function: Any, compiled: bool) -> Mod:
@@ -224,7 +225,7 @@ class _Tracing:
         if tensor.is_complex() or tensor.is_quantized:
             self.refuse(f"a captured tensor ({tensor.dtype}) must have floats, ints or bools: convert it")
         if tensor.is_meta and self.device.type != "meta":
-            self.refuse("a captured tensor is on meta, where tensors have no values: make it on the attention's device")
+            self.refuse("a captured tensor is on meta, which has no values: create it on the attention's device")
         name = self._names.get(id(tensor))
         if name is None:
             value = tensor
@@ -233,8 +234,8 @@ class _Tracing:
             elif tensor.dtype in _WIDE:
                 if not fits(tensor):
                     self.refuse(
-                        f"a tensor of {tensor.dtype} is captured that holds numbers beyond 32 bits: number them again, "
-                        "as torch.unique(x, return_inverse=True)[1] does"
+                        f"a captured tensor of {tensor.dtype} must have numbers of at most 32 bits: renumber them, for "
+                        "example with torch.unique(x, return_inverse=True)[1]"
                     )
                 value = tensor if tensor.dtype == torch.int64 else tensor.to(torch.int64)
             self._tensors.append(tensor)
@@ -329,9 +330,9 @@ class _Tracing:
             at = next(n for n, x in enumerate(parts) if x is Ellipsis)
             parts = (*parts[:at], *(slice(None),) * (len(free) - len(parts) + 1), *parts[at + 1 :])
         if any(x is None for x in parts):
-            self.refuse("an index must not be None, because a score is one number: leave None out")
+            self.refuse("an index must not be None, because a score is one number: omit None")
         if len(parts) > len(free):
-            self.refuse(f"{len(parts)} indices are given to a tensor of {tuple(row.shape)}: omit some", IndexError)
+            self.refuse(f"{len(parts)} indices are too many for a tensor of {tuple(row.shape)}: omit some", IndexError)
         slots = list(row.slots)
         for place, part in zip(free, parts):
             if not (isinstance(part, slice) and part == slice(None)):
@@ -347,10 +348,10 @@ class _Tracing:
                 self.refuse(f"index ({x}) must be from {-size} to {size - 1}: correct it", IndexError)
             return self.graph.constant(x % size)
         if isinstance(x, (slice, list, bool)):
-            self.refuse(f"an index must be a number, not a {type(x).__name__}")
+            self.refuse(f"an index must be a number, not a {type(x).__name__}: index with ints")
         node = self.node(x)
         if node.kind != INT:
-            self.refuse(f"an index must be an int, not a {('bool', '', 'float')[node.kind]}: convert with .int()")
+            self.refuse(f"an index must be an int, not a {('bool', '', 'float')[node.kind]}: convert it with .int()")
         if node.positive:
             return node
         below = self.graph.binary("<", node, self.graph.constant(0))
@@ -400,11 +401,11 @@ def _torch_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         args = (args[1], args[0], *args[2:])
     rule = _trace_rows.rule_of(name, args, kwargs) or RULES.get(name)
     if rule is None:
-        tracing.refuse(f"no expression has torch's {name} (docs/score_mod.md): use the functions of that page")
+        tracing.refuse(f"no expression has torch's {name}: use the functions that docs/score_mod.md lists")
     try:
         return rule(tracing, *args, **kwargs)
     except TypeError as error:
-        tracing.refuse(f"no expression has torch's {name} with these arguments: {error}")
+        tracing.refuse(f"no expression has torch's {name} with these arguments ({error}): see docs/score_mod.md")
 
 
 def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
@@ -417,7 +418,7 @@ def _property(tracing: _Tracing, x: Symbolic, func: Any, access: str) -> Any:
             return func(x)
     if access == "__get__" and name in ("T", "mT", "H", "mH") and isinstance(x, Symbol):
         return x
-    tracing.refuse(f"no expression has a tensor's {name} (docs/score_mod.md)")
+    tracing.refuse(f"no expression has a tensor's {name}: use the functions that docs/score_mod.md lists")
 
 
 class Symbolic(torch.Tensor):

@@ -54,8 +54,8 @@ def unrolled(t: Any, x: Any) -> Any:
 def _check_count(t: Any, x: Any) -> None:
     if x.numel() > _MAX_ELEMENTS:
         t.refuse(
-            f"a tensor of shape {tuple(x.shape)} is combined with one score, and over {_MAX_ELEMENTS} elements are not "
-            "unrolled: index it, as in table[h] or table[b, q_idx]"
+            f"a tensor of shape {tuple(x.shape)} is combined with one score and must have at most {_MAX_ELEMENTS} "
+            "elements: index it, as in table[h] or table[b, q_idx]"
         )
 
 
@@ -85,7 +85,10 @@ def _elementwise(rule: Callable[..., Any]) -> Callable[..., Any]:
         wide = {key: _picked(x, _places(x).expand(shape)) for key, x in (*arrays.items(), *named.items())}
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         if count > _MAX_ELEMENTS:
-            t.refuse(f"a tensor of shape {tuple(shape)} is created for each score, of {_MAX_ELEMENTS} elements at most")
+            t.refuse(
+                f"a tensor of shape {tuple(shape)} is created for each score and must have at most {_MAX_ELEMENTS} "
+                "elements: index its operands"
+            )
         results = [
             rule(
                 t,
@@ -114,7 +117,7 @@ def _getitem(t: Any, x: Any, index: Any) -> Any:
     x = unrolled(t, x)
     parts = index if isinstance(index, tuple) else (index,)
     if any(isinstance(part, Tensor) for part in parts):
-        t.refuse("an index of a computed row is a number or a slice: index the captured tensor first")
+        t.refuse("an index of a computed row must be a number or a slice: index the captured tensor first")
     return _picked(x, _places(x)[index])
 
 
@@ -154,7 +157,7 @@ def _reduction(join: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         is_dim = dim is None or type(dim) is int or (type(dim) in (tuple, list) and all(type(d) is int for d in dim))
         if other or not is_dim:
             raise TypeError(
-                "dim must be an int or ints: pass a literal" if not is_dim else f"{', '.join(other)} is not served"
+                "dim must be a literal int or ints" if not is_dim else f"{', '.join(other)} must not be passed"
             )
         vector = unrolled(t, x)
         if dtype is not None:
@@ -210,7 +213,7 @@ def _norm(t: Any, elements: list[Any]) -> Any:
 
 def _norm_rule(t: Any, x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **other: Any) -> Any:
     if p not in (2, 2.0, "fro", None) or other.pop("dtype", None) is not None or other.pop("out", None) is not None:
-        t.refuse(f"the norm's order ({p}) must be 2")
+        t.refuse(f"the norm's order ({p}) must be 2: pass 2, without dtype and out")
     return _reduction(_norm)(t, x, dim, keepdim)
 
 
@@ -226,7 +229,7 @@ def _extreme(name: str) -> Callable[..., Any]:
 def _dot(t: Any, a: Any, b: Any) -> Any:
     a, b = unrolled(t, a), unrolled(t, b)
     if a.dim() != 1 or a.shape != b.shape:
-        t.refuse(f"dot (rows of {tuple(a.shape)} and {tuple(b.shape)}) must have rows of one length: index them")
+        t.refuse(f"dot (rows of {tuple(a.shape)} and {tuple(b.shape)}) must have rows of one length: reshape them")
     return _sum(t, [RULES["mul"](t, x, y) for x, y in zip(a.elements, b.elements)])
 
 

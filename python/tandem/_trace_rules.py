@@ -187,11 +187,9 @@ def _cast(t: Any, x: Any, dtype: torch.dtype) -> Any:
     """Converts x to this torch type: ints of 8 and 16 bits wrap around, and rounding to 16-bit floats is refused."""
     node = t.node(x)
     if dtype in _ROUNDED or (dtype.is_floating_point and dtype not in (torch.float32, torch.float64)):
-        t.refuse(
-            f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: leave it out, scores stay float32"
-        )
+        t.refuse(f"a cast to {_ROUNDED.get(dtype, dtype)} rounds, which is not supported: omit the cast")
     if dtype.is_complex or dtype in (torch.uint32, torch.uint64):
-        t.refuse(f"a cast to {dtype} is not supported: ints have 32 bits and a sign")
+        t.refuse(f"a cast to {dtype} is not supported, because ints have 32 bits and a sign: cast to int32")
     kind = kind_of(dtype)
     node = t.to(kind, node)
     if dtype in _WRAPS and node.narrow != dtype:
@@ -232,7 +230,7 @@ def _filled(value: Any, sized: bool = False) -> Callable[..., Any]:
     def rule(t: Any, x: Any, *arguments: Any, dtype: Any = None, **named: Any) -> Any:
         arguments = [*arguments, *(named[name] for name in ("size", "fill_value") if name in named)]
         if sized and (not arguments or arguments.pop(0) not in ((), [], torch.Size(()))):
-            t.refuse("a tensor with dimensions is created, and a score is one number: create () instead")
+            t.refuse("a created tensor must have no dimensions, because a score is one number: pass () as its size")
         kind = t.node(x).kind if dtype is None else kind_of(dtype)
         if value is not None:
             return t.symbol(t.graph.constant((bool, int, float)[kind](value)))
@@ -341,7 +339,7 @@ for _name, _others in {
     "log_sigmoid": ("logsigmoid",),
 }.items():  # fmt: skip
     RULES.update(dict.fromkeys(_others, RULES[_name]))
-# The names of operators, and the names between two underscores of their methods.
+# By name of a rule: the name of the operator's method without the underscores (add: __add__).
 BINARY = {
     "add": "add", "sub": "sub", "mul": "mul", "div": "truediv", "floor_divide": "floordiv", "remainder": "mod",
     "pow": "pow", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "bitwise_left_shift": "lshift",
@@ -357,7 +355,7 @@ for _name, _special in BINARY.items():
 RULES.update((f"__{_special}__", RULES[_name]) for _name, _special in OTHERS.items())
 
 # The reasons why some of a tensor's methods have no rule.
-_VALUE = "the function is read once for all scores, so that its symbols have no value"
+_VALUE = "scores and indices are symbols without values"
 UNKNOWN = {
     "__bool__": f"if, and, or, not, min() and max() need a value, but {_VALUE}: use torch.where, &, |, ~, "
     "torch.minimum and torch.maximum",
@@ -365,14 +363,14 @@ UNKNOWN = {
     "__float__": f"float() and functions of math need a value, but {_VALUE}: use .float() and functions of torch",
     "__complex__": "complex() must not be used, because expressions have no complex numbers: use floats",
     "__index__": f"an index of anything but a tensor needs a value, but {_VALUE}: index a torch tensor",
-    "__len__": "len() must not be used, because a score and its indices are single numbers: leave it out",
-    "__iter__": "a loop must not iterate over a score or an index, because these are single numbers: leave it out",
+    "__len__": "len() must not be used, because a score and its indices are single numbers: omit len()",
+    "__iter__": "a loop must not iterate over a score or an index, because both are single numbers: omit the loop",
     "__array__": f"numpy needs values, but {_VALUE}: use torch's functions",
-    "__contains__": f"'in' needs a value, but {_VALUE}: compare with each, joined by |",
+    "__contains__": f"'in' needs a value, but {_VALUE}: compare with each element, and join the results by |",
     "__setitem__": "a score and its indices must not be assigned to: use torch.where",
     "__round__": f"round() needs a value, but {_VALUE}: use torch.round",
-    "__format__": f"a formatted string needs a value, but {_VALUE}: leave it out",
-    "item": f"item() needs a value, but {_VALUE}: leave it out",
-    "tolist": f"tolist() needs a value, but {_VALUE}: leave it out",
+    "__format__": f"a formatted string needs a value, but {_VALUE}: omit the string",
+    "item": f"item() needs a value, but {_VALUE}: omit item()",
+    "tolist": f"tolist() needs a value, but {_VALUE}: omit tolist()",
     "numpy": f"numpy() needs a value, but {_VALUE}: use torch's functions",
 }

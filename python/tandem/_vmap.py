@@ -45,7 +45,7 @@ class Rule:
         return _one_by_one(self._operator, count, dims, arguments, options)
 
     def _can_be_one_batch(self, arguments: Sequence[Any], dims: Sequence[int | None], options: dict[str, Any]) -> bool:
-        """Returns True if examples need separate calls. Dropout and expressions depend on the index in the batch, and
+        """Returns False if examples need separate calls. Dropout and expressions depend on the index in the batch, and
         gradients of shared inputs are needed for each example.
         """
         if any(options.get(name) for name in ("dropout_p", "score_mod", "mask_mod")):
@@ -92,7 +92,9 @@ def _one_by_one(
     options: dict[str, Any],
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     if count == 0:
-        raise ValueError("vmap's examples must be at least 1: there is no shape to take a result's from")
+        raise ValueError(
+            "vmap's examples (0) must be at least 1, because they define the result's shape: pass one or more"
+        )
     examples = [operator(*(_example(x, dim, n) for x, dim in zip(arguments, dims)), **options) for n in range(count)]
     results = tuple(
         [torch.stack(y) for y in zip(*x)] if isinstance(x[0], list) else torch.stack(x) for x in zip(*examples)

@@ -98,7 +98,7 @@ class Merging(unittest.TestCase):
         self.assertIn("3 won", figures.table(merged) + figures.summary(merged))
 
     def test_parts_are_of_one_commit(self):
-        with self.assertRaisesRegex(ValueError, "different commits: c0ffee, decaf"):
+        with self.assertRaisesRegex(ValueError, "one commit, not of c0ffee, decaf"):
             figures.merge([self.part("a", "c0ffee", "1k"), self.part("b", "decaf", "4k")])
 
     def test_no_cell_is_there_twice(self):
@@ -139,13 +139,13 @@ class Cells(unittest.TestCase):
     def test_what_is_refused(self):
         for words, said in (
             (["--part", "4/3"], "must be I/N"),
-            (["--data", "sunk"], "'sunk' is none of normal"),
-            (["--data", "model"], "needs --activations"),
-            (["--peers", "FA5"], "'FA5' is none of FA3"),
+            (["--data", "sunk"], "--data ('sunk') must be of normal"),
+            (["--data", "model"], "--activations must be given"),
+            (["--peers", "FA5"], "--peers ('FA5') must be of FA3"),
             (["--rounds", "0"], "must be at least 1"),
-            (["--before", "no/such.so"], "there is no no/such.so"),
-            (["--merge", "no.json"], "there is no no.json"),
-            (["--cells", "d65"], "no cell has the word 'd65'"),
+            (["--before", "no/such.so"], "--before (no/such.so) must exist"),
+            (["--merge", "no.json"], "--merge (no.json) must exist"),
+            (["--cells", "d65"], "--cells ('d65') must be words of cells"),
         ):
             self.assertIn(said, refused(*words), words)
 

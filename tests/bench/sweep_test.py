@@ -95,7 +95,7 @@ class Parts(unittest.TestCase):
                 figures.save(path, [run], [result(f"{seed}.0", Tandem=[10], FA3=[9])])
                 self.assertEqual(json.loads(path.read_text())["runs"][0]["seed"], seed)
                 paths.append(str(path))
-            with self.assertRaisesRegex(SystemExit, "different distributions, seeds or GPUs"):
+            with self.assertRaisesRegex(SystemExit, "one distribution, seed and GPU"):
                 sweep.merge(sweep.parse(["--merge", *paths]))
 
     def test_bad_arguments_are_refused(self):

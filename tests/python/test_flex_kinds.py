@@ -167,12 +167,12 @@ REFUSED = {
     "bfloat16": (lambda s, b, h, i, j: (i * 0.1).to(torch.bfloat16) + s, "a cast to bfloat16 rounds"),
     "type as": (lambda s, b, h, i, j: s.type(torch.float16) * 1.0, "a cast to float16 rounds"),
     "uint32": (lambda s, b, h, i, j: s + (i - j).to(torch.uint32), "a cast to torch.uint32"),
-    "wide ids": (lambda s, b, h, i, j: torch.where(WIDE[i] == WIDE[j], s, 0.0), "numbers beyond 32 bits"),
-    "wide number": (lambda s, b, h, i, j: s + WIDE[0], "beyond 32 bits"),
+    "wide ids": (lambda s, b, h, i, j: torch.where(WIDE[i] == WIDE[j], s, 0.0), "must have numbers of at most 32 bits"),
+    "wide number": (lambda s, b, h, i, j: s + WIDE[0], "at most 32 bits"),
     "in place": (lambda s, b, h, i, j: s.mul_(2), "no expression has torch's mul_"),
     "data": (lambda s, b, h, i, j: s.data * 2, "no expression has a tensor's data"),
     "builtin round": (lambda s, b, h, i, j: round(s), "round\\(\\) needs a value"),
-    "long row": (lambda s, b, h, i, j: s + torch.zeros(300)[None][h].sum(), "None|over 256 elements"),
+    "long row": (lambda s, b, h, i, j: s + torch.zeros(300)[None][h].sum(), "None|at most 256 elements"),
     "random": (lambda s, b, h, i, j: s + torch.rand_like(s), "no expression has torch's rand_like"),
 }
 
@@ -204,7 +204,7 @@ def test_ids_are_checked_when_they_change():
 
     tandem.flex_attention(q, k, v, documents)
     ids[0] = 2**40
-    with pytest.raises(tandem.Unsupported, match="beyond 32 bits"):
+    with pytest.raises(tandem.Unsupported, match="at most 32 bits"):
         tandem.flex_attention(q, k, v, documents)
 
 

@@ -552,7 +552,7 @@ def test_jax_is_needed(run_python):
         try:
             tandem.jax
         except ImportError as error:
-            assert "tandem.jax needs jax" in str(error), error
+            assert "jax must be installed for tandem.jax" in str(error), error
         else:
             raise AssertionError
     """)

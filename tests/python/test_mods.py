@@ -167,7 +167,11 @@ BAD = {
     "a name": ({"score_mod": "score - slpoe[head]"}, ValueError, "^score_mod: column 9: 'slpoe' is not a known name"),
     "a mask of numbers": ({"mask_mod": "q - k"}, ValueError, "^mask_mod: column 1: a mask_mod must return a bool"),
     "no text": ({"score_mod": 3}, TypeError, r"score_mod \(int\) must be an expression"),
-    "a function": ({"mask_mod": lambda *x: x}, TypeError, r"mask_mod \(function\) .*tandem.flex_attention takes"),
+    "a function": (
+        {"mask_mod": lambda *x: x},
+        TypeError,
+        r"mask_mod \(function\) .*a function to tandem.flex_attention",
+    ),
     "a list": ({"score_mod": tandem.Mod("score + x[head]", x=[1, 2])}, TypeError, r"score_mod.x \(list\) must be"),
     "nothing": ({"score_mod": tandem.Mod("score + x", x=None)}, TypeError, r"score_mod.x \(NoneType\) must be"),
     "bytes": (

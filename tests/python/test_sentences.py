@@ -36,7 +36,7 @@ COMMON = {  # parameters of every flash_attn_func
     "no head_dim": (lambda f: f(Q[..., :0], K[..., :0], V), ValueError, r"q.head_dim \(0\) must be 1 to 512"),
     "scale": (lambda f: f(Q, K, V, softmax_scale=float("inf")), ValueError, r"softmax_scale \(inf\) .*pass None for"),
     "word for a scale": (lambda f: f(Q, K, V, softmax_scale="a"), TypeError, r"softmax_scale \('a'\) must be a number"),
-    "word for causal": (lambda f: f(Q, K, V, causal="yes"), ValueError, r"causal \('yes'\) must be True or False$"),
+    "word for causal": (lambda f: f(Q, K, V, causal="yes"), ValueError, r"causal \('yes'\) must be True or False: "),
     "word for a cap": (lambda f: f(Q, K, V, softcap="a"), TypeError, r"softcap \('a'\) must be a number"),
 }  # fmt: skip
 FUNCTIONS = (fa2.flash_attn_func, fa3.flash_attn_func, fa4.flash_attn_func)

@@ -108,7 +108,9 @@ def test_a_family_is_served_in_every_layer(family, calls):
 
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_family_that_never_calls_the_interface_is_refused(family):
-    with pytest.raises(tandem.Unsupported, match=r'attn_implementation \("tandem"\) must be another for \w+: its \w+'):
+    with pytest.raises(
+        tandem.Unsupported, match=r'attn_implementation \("tandem"\) must be another for \w+, because its \w+'
+    ):
         made(*REFUSED[family], "tandem")
     made(*REFUSED[family], "eager")
 

@@ -25,5 +25,5 @@ find_nvrtc() {
 # Keeps TANDEM_NVRTC if set, else uses the newest NVRTC of python3's site-packages, CUDA_HOME and /usr/local/cuda.
 use_nvrtc() {
   export TANDEM_NVRTC=${TANDEM_NVRTC:-$(find_nvrtc)}
-  [ -n "$TANDEM_NVRTC" ] || die "no NVRTC found: pip install nvidia-cuda-nvrtc, or set TANDEM_NVRTC to libnvrtc.so"
+  [ -n "$TANDEM_NVRTC" ] || die "NVRTC must be installed: pip install nvidia-cuda-nvrtc, or set TANDEM_NVRTC to libnvrtc.so"
 }

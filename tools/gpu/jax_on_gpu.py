@@ -28,7 +28,7 @@ HEADS, HEADS_K, HEAD_DIM, TOKENS = 16, 4, 128, 16384
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seqlens", default="4096,8192,16384", type=lambda x: [int(n) for n in x.split(",")])
-    parser.add_argument("--out", help="a file for the lines as JSON")
+    parser.add_argument("--out", help="file of the lines as JSON")
     parser.add_argument("--cpu", action="store_true")
     return parser.parse_args()
 

@@ -56,7 +56,9 @@ class Shape:
 def parse_shape(text: str) -> Shape:
     *sizes, mask = text.split(",")
     if len(sizes) != 6 or mask not in ("causal", "full"):
-        raise argparse.ArgumentTypeError(f"'{text}' must be six sizes and causal or full, as 16,768,768,6,3,256,causal")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' must be six sizes and causal or full: pass a shape such as 16,768,768,6,3,256,causal"
+        )
     return Shape(*map(int, sizes), mask == "causal")
 
 

@@ -24,15 +24,15 @@ places=()
 while [ $# -gt 0 ]; do
   case $1 in
     --only)
-      only=${2:?--only needs names}
+      only=${2:?--only must have names: write them after the flag}
       shift
       ;;
     --in)
-      kept=${2:?--in needs a folder}
+      kept=${2:?--in must have a folder: write it after the flag}
       mkdir -p "$kept"
       shift
       ;;
-    -*) die "unknown flag: $1" ;;
+    -*) die "the flag ($1) must be --only or --in: correct it" ;;
     *) places+=("$1") ;;
   esac
   shift
@@ -42,14 +42,14 @@ build=${places[0]:-$build} json=${places[1]:-$json}
 tests=$build/tests/kernels/kernels_test fuzz=$build/tests/support/tandem_fuzz
 worker=$build/tests/kernels/kernels_worker counting=$build/tests/kernels/libcounting_nvrtc.so
 for file in "$tests" "$fuzz" "$worker" "$counting"; do
-  [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+  [ -e "$file" ] || die "$file must exist: build it (cmake --build $build) or copy it here"
 done
 counting=$(realpath "$counting")
 # The outcomes of another proof must not be counted.
 if [ -n "$kept" ]; then
   proof="$(commit_of_build), ${FUZZ:-2000} random problems"
   [ -e "$kept/proof" ] || echo "$proof" > "$kept/proof"
-  [ "$(< "$kept/proof")" = "$proof" ] || die "$kept holds steps of another proof ($(< "$kept/proof")), not of $proof: use another folder"
+  [ "$(< "$kept/proof")" = "$proof" ] || die "$kept (steps of $(< "$kept/proof")) must belong to $proof: use another folder"
 fi
 
 use_nvrtc

@@ -23,11 +23,11 @@ places=()
 while [ $# -gt 0 ]; do
   case $1 in
     --only | --device | --in | --share)
-      [ $# -gt 1 ] || die "$1 needs a value"
+      [ $# -gt 1 ] || die "$1 must have a value: write one after the flag"
       declare "${1#--}=$2"
       shift
       ;;
-    -*) die "unknown flag: $1" ;;
+    -*) die "the flag ($1) must be --device, --in, --share or --only: correct it" ;;
     *) places+=("$1") ;;
   esac
   shift
@@ -35,17 +35,17 @@ done
 case $device in
   vgpu:b200) name=blackwell ;;
   vgpu:h200) name=hopper-virtual ;;
-  *) die "--device must be vgpu:b200 or vgpu:h200, not $device" ;;
+  *) die "--device ($device) must be vgpu:b200 or vgpu:h200: pass one of them" ;;
 esac
 first=${share%/*} every=${share#*/}
-if ! [[ $share =~ ^[0-9]+/[0-9]+$ && $first -lt $every ]]; then die "--share must be I/N with I from 0 to N - 1, not $share"; fi
+if ! [[ $share =~ ^[0-9]+/[0-9]+$ && $first -lt $every ]]; then die "--share ($share) must be I/N with I from 0 to N - 1: pass such a share"; fi
 build=${places[0]:-} json=${places[1]:-$here/docs/results/$name-forward-proof.json}
 [ -n "$build" ] || die "usage: tools/gpu/prove_virtual.sh <build folder> [<file.json>] [--device <model>] [--in <folder>]" \
   "[--share I/N] [--only <steps>]"
 tests=$build/tests/kernels/kernels_test fuzz=$build/tests/support/tandem_fuzz
 mutation=$build/vgpu/tests/mutation/vgpu_mutation_test
 for file in "$tests" "$fuzz" "$mutation"; do
-  [ -e "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+  [ -e "$file" ] || die "$file must exist: build it (cmake --build $build) or copy it here"
 done
 use_nvrtc
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$scratch/cache} SECONDS_EACH=${SECONDS_EACH:-1800}
@@ -56,7 +56,7 @@ in=${in:-$scratch/shares}
 mkdir -p "$in"
 proof="$(commit_of_build), $device, $schedules schedules, $problems random problems"
 [ -e "$in/proof" ] || echo "$proof" > "$in/proof"
-[ "$(< "$in/proof")" = "$proof" ] || die "$in holds shares of another proof ($(< "$in/proof")), not of $proof: use another folder"
+[ "$(< "$in/proof")" = "$proof" ] || die "$in (shares of $(< "$in/proof")) must belong to $proof: use another folder"
 
 # Prints the long cases of vgpu_mutation_test for this device, chosen by their names.
 cases() { # <suite>

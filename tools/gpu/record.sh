@@ -20,7 +20,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 build=$1 root=${2:-$here} device=${DEVICE:-cuda}
 instructions=$build/vgpu/tests/instructions/vgpu_instructions_test kernels=$build/tests/kernels/kernels_test
 for file in "$instructions" "$kernels"; do
-  [ -x "$file" ] || die "$file is not there: build it (cmake --build $build) or carry it here"
+  [ -x "$file" ] || die "$file must exist: build it (cmake --build $build) or copy it here"
 done
 use_nvrtc
 
@@ -29,7 +29,7 @@ name=$(nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,nohea
 if [ "$device" != cuda ]; then
   name="$device, none, none"
 elif [[ "$name" != *", 9.0, "* ]]; then
-  die "no Hopper GPU: nvidia-smi says \"$name\""
+  die "the GPU ($name) must be a Hopper GPU: run this script on an H100 or H200"
 fi
 head_of_file() {
   echo "# By tools/gpu/record.sh; the format is explained in $1."
@@ -53,7 +53,7 @@ export scratch device
 
 mapfile -t tests < <("$instructions" --gtest_list_tests --gtest_filter='-Coverage.*:Recorded.*' |
   awk '/^[^ ].*\.$/ { suite = $1; next } /^  / { print suite $1 }')
-[ ${#tests[@]} -gt 50 ] || die "$instructions lists ${#tests[@]} tests only"
+[ ${#tests[@]} -gt 50 ] || die "$instructions (${#tests[@]} tests) must list more than 50 tests: build it again"
 printf '%s\n' "${tests[@]}" | xargs -P "${JOBS:-8}" -I{} bash -c "record '$instructions' {}"
 compiled=KernelsRecorded.SameAsARealHopper
 record "$kernels" $compiled --device "$device"

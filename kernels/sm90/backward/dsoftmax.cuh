@@ -124,7 +124,7 @@ struct Iteration {
   const WarpgroupSteps<T>& step;
 };
 
-// P and dS together, if sums need a score and its gradient: no register keeps the score until dP is ready.
+// Computes P and dS together if sums need a score and its gradient: no register keeps the score until dP is ready.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void make_ds_and_sums(u32 (&ds)[T.score_queries() / 4], ScoreSums<T>& sums,
                                     float (&dp)[T.score_queries() / 2], float (&scores)[T.score_queries() / 2],

@@ -14,7 +14,7 @@ def library() -> str:
     """The path of libtandem_vgpu.so, as TANDEM_VGPU_LIBRARY takes it."""
     names = [name for name in os.listdir(_FOLDER) if name.startswith("libtandem_vgpu.so.")]
     if not names:
-        raise FileNotFoundError(f"{_FOLDER} has no libtandem_vgpu.so: install the package tandem-vgpu again")
+        raise FileNotFoundError(f"{_FOLDER} must have libtandem_vgpu.so: install the package tandem-vgpu again")
     return os.path.join(_FOLDER, names[0])
 
 

@@ -24,8 +24,8 @@ def is_tensor(x: Any, name: str) -> None:
     """Raises if x is no torch tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(
-            f"{name} ({type(x).__name__}) must be a torch tensor: torch.as_tensor makes one; tandem.attention takes "
-            "other arrays too"
+            f"{name} ({type(x).__name__}) must be a torch tensor: convert it with torch.as_tensor, or call "
+            "tandem.attention, which accepts other arrays"
         )
 
 
@@ -53,7 +53,7 @@ def is_deterministic(deterministic: bool) -> bool:
     """Returns the argument, or True if the environment requests it for all calls."""
     asked = os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0")
     if asked not in ("0", "1", ""):
-        raise ValueError(f"FLASH_ATTENTION_DETERMINISTIC ({asked!r}) must be 0 or 1, or not set: it is for all calls")
+        raise ValueError(f"FLASH_ATTENTION_DETERMINISTIC ({asked!r}) must be 0 or 1, or not set: set it to 0 or 1")
     return deterministic or asked == "1"
 
 
@@ -67,11 +67,11 @@ def pair(window_size: Any) -> tuple[Any, Any]:
         is_pair = False
     if not is_pair:
         raise ValueError(
-            f"window_size ({window_size!r}) must be (left, right), numbers of keys before and after each query's own "
-            "place; (-1, -1) is no window"
+            f"window_size ({window_size!r}) must be (left, right), the numbers of keys before and after each query: "
+            "pass such a pair, or (-1, -1) for no window"
         )
     if not ((left is None or hasattr(left, "__index__")) and (right is None or hasattr(right, "__index__"))):
-        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers: None and -1 set no bound")
+        raise TypeError(f"window_size ({window_size!r}) must be two whole numbers: pass None or -1 for no bound")
     return left if left is None else operator.index(left), right if right is None else operator.index(right)
 
 

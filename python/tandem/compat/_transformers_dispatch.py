@@ -64,8 +64,8 @@ def _refuse_masked(cls: type, classes: list[type], implementation: str) -> None:
 
 def _refuse(cls: type, attention: type, implementation: str) -> None:
     raise tandem.Unsupported(
-        f'attn_implementation ("{implementation}") must be another for {cls.__name__}: its {attention.__name__} does '
-        'not call transformers\' attention interface; pass "eager", or a dict for the parts that call it, such as '
+        f'attn_implementation ("{implementation}") must be another for {cls.__name__}, because its '
+        f'{attention.__name__} does not call transformers\' attention interface: pass "eager", or a dict such as '
         f'{{"": "eager", "text_config": "{implementation}"}}'
     )
 
@@ -88,7 +88,7 @@ def _calls_interface(code: types.CodeType, names: dict[str, Any]) -> bool:
 
 @functools.cache
 def _has_own_attention(cls: type) -> bool:
-    """True if the class computes a softmax of products, or calls torch's attention, and does not call the interface."""
+    """Returns True if the class computes attention (a softmax of products, or torch's) without the interface."""
     if _dispatches(cls):
         return False
     used = " ".join(name.lower() for code, _ in _codes(cls) for name in _names_in(code))
@@ -97,7 +97,7 @@ def _has_own_attention(cls: type) -> bool:
 
 
 def _takes_mask(cls: type, exact: bool) -> bool:
-    """True if the class's forward has a mask. exact: under a name that transformers uses for the whole model's mask."""
+    """Returns True if the class's forward has a mask. exact: only under transformers' names of a whole model's mask."""
     try:
         names = inspect.signature(cls.forward).parameters
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """The functions of FlashAttention-3's module flash_attn_interface, on tandem.attention.
 
 Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
-for a row that sees no key. num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa,
+for a row that sees no key. num_splits divides the keys on a GPU; a number below 1 lets the plan choose. pack_gqa,
 sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs
 (q_descale, k_descale, v_descale), qv and attention_chunk are refused.
 
@@ -19,7 +19,7 @@ from tandem.compat.flash_attn._combine import combine
 
 __version__ = "3.0.0"
 
-flash_attn_3_gpu = Refused("flash_attn_3_gpu", "it is FlashAttention-3's compiled module; call flash_attn_func")
+flash_attn_3_gpu = Refused("flash_attn_3_gpu", "call flash_attn_func")
 
 _NAMES = {"window": "window_size"}  # our arguments' names in this interface
 
@@ -81,7 +81,8 @@ def flash_attn_qkvpacked_func(
         num_heads_k, rest = divmod(qkv.shape[2] - num_heads_q, 2)
         if rest:
             raise ValueError(
-                f"qkv has {qkv.shape[2]} heads; without num_heads_q ({num_heads_q}) their number must be even"
+                f"qkv.heads ({qkv.shape[2]}) must be num_heads_q ({num_heads_q}) plus an even number: pass "
+                "num_heads_q + 2 heads_k heads"
             )
         sizes = (num_heads_q, num_heads_k, num_heads_k)
 
@@ -91,7 +92,7 @@ def flash_attn_qkvpacked_func(
     else:
         raise ValueError(
             f"qkv (shape {tuple(qkv.shape)}) must be (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, "
-            f"num_heads_q + 2 heads_k, head_dim) with num_heads_q ({num_heads_q})"
+            f"num_heads_q + 2 heads_k, head_dim) with num_heads_q ({num_heads_q}): reshape it"
         )
     options = _options(softmax_scale, causal, window_size, softcap, deterministic)
     names = {**_NAMES, **dict.fromkeys("qkv", "qkv")}
@@ -270,8 +271,7 @@ def _unbind(packed):
 def _refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
     if qv is not None:
         raise tandem.Unsupported(
-            "qv is given, but a second product is not served: join q with qv and k with v along head_dim, and leave qv "
-            "out"
+            "qv is given, but a second product is not served: join q with qv and k with v along head_dim, and omit qv"
         )
     for name, descale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
         if descale is not None:

@@ -7,7 +7,7 @@ Shapes and rules equal tandem.flash_attn's, with these differences.
   key.
 - A bound of window_size may be None. A negative bound is a bound, but left + right < 0 means no window.
 - learnable_sink (heads), of any floating-point type, is one more logit in every softmax, with a gradient.
-- num_splits divides the keys on a GPU, and less than 1 lets the plan choose. pack_gqa, min_seqlen_k,
+- num_splits divides the keys on a GPU; a number below 1 lets the plan choose. pack_gqa, min_seqlen_k,
   scheduler_metadata and disable_scheduler_metadata tune FlashAttention-4's kernels and change no result.
 - score_mod(score, b, h, q_idx, kv_idx, seqlen_info, aux_tensors) and mask_mod(b, h, q_idx, kv_idx, seqlen_info,
   aux_tensors) are plain Python functions of single numbers. aux_scalars is one more argument if given. The functions
@@ -272,8 +272,8 @@ def _blocks(tensors: Any) -> tandem.Blocks:
     size = getattr(tensors, "block_size", None)
     if size is None or getattr(tensors, "cu_total_m_blocks", None) is not None:
         raise tandem.Unsupported(
-            f"block_sparse_tensors ({type(tensors).__name__}) must have a block_size, such as (128, 128), and be of "
-            "dense tensors: otherwise the meaning depends on FlashAttention-4's tiles"
+            f"block_sparse_tensors ({type(tensors).__name__}) must have a block_size and be of dense tensors: set "
+            "block_size, such as (128, 128), and omit cu_total_m_blocks"
         )
     names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
     return tandem.Blocks(*(getattr(tensors, name, None) for name in names), BLOCK_SIZE=size)
@@ -308,8 +308,8 @@ _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
     # remedies if the block mask is unsupported
-    "block_sparse_tensors": "leave it out; mask_mod decides which keys a query sees",
-    "block_sparse_tensors_bwd": "leave it out; mask_mod decides which keys a query sees",
+    "block_sparse_tensors": "omit it, because mask_mod decides which keys a query sees",
+    "block_sparse_tensors_bwd": "omit it, because mask_mod decides which keys a query sees",
 }
 
 

@@ -97,16 +97,16 @@ def flex_attention(
         is_tensor(x, name)
         if x.is_nested:
             raise tandem.Unsupported(
-                f"{name} (nested) is not served: give its values to tandem.attention as packed tensors with cu_seqlens"
+                f"{name} (nested) is not served: pass its values to tandem.attention as packed tensors with cu_seqlens"
             )
         if x.dim() != 4:
-            raise ValueError(f"{name} ({x.dim()} dimensions) must have 4, (batch, heads, seqlen, head_dim)")
+            raise ValueError(f"{name} ({x.dim()} dimensions) must be (batch, heads, seqlen, head_dim): reshape it")
     _check_heads(query, key, enable_gqa)
     _check_options(kernel_options)
     if return_lse and return_aux is not None:
         raise ValueError("return_lse must be False where return_aux is given: use AuxRequest(lse=True)")
     if block_mask is not None and not isinstance(block_mask, BlockMask):
-        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: create_block_mask makes one")
+        raise TypeError(f"block_mask ({type(block_mask).__name__}) must be a BlockMask: call create_block_mask")
     if key.shape[0] != query.shape[0]:
         key, value = _one_batch(query, key, value, block_mask)
     mods = {}
@@ -188,7 +188,10 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
         other = getattr(block_mask, name.replace("indices", "num_blocks"))
         if x is None:
             if other is not None or not name.startswith("full_"):
-                raise ValueError(f"block_mask's {name} (None) must be given where {name} or its counterpart is")
+                raise ValueError(
+                    f"block_mask's {name} (None) must be a tensor, because its counterpart is given or required: "
+                    "create the mask with create_block_mask"
+                )
             lists.append(None)
             continue
         if x.dtype not in (torch.int32, torch.int64):
@@ -196,7 +199,7 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
         if x.device != query.device:
             raise ValueError(
                 f"block_mask's {name} (on {x.device}) must be on query's device ({query.device}): "
-                "block_mask.to() moves it"
+                "move it with block_mask.to()"
             )
         dims = 4 if name.endswith("indices") else 3
         shape = tuple(x.shape)
@@ -204,7 +207,7 @@ def _lists_of(block_mask: BlockMask, query: Tensor, key: Tensor) -> Blocks:
             wanted = (f"1 or {batch}", f"1 or {heads}", str(rows), "columns")[:dims]
             raise ValueError(
                 f"block_mask's {name} (shape {shape}) must be ({', '.join(wanted)}), for query's batch, heads and "
-                "blocks: make one for these tensors with create_block_mask"
+                "blocks: create the mask for these tensors with create_block_mask"
             )
         lists.append(x if x.dtype == torch.int32 else x.to(torch.int32))
     return Blocks(*lists, block_mask.BLOCK_SIZE)
@@ -226,8 +229,8 @@ def _dense_mask(lists: Blocks, query: Tensor, key: Tensor, mask_mod: Any) -> dic
         full = _dense_blocks(lists.full_kv_num_blocks, lists.full_kv_indices, columns)
     if mask_mod is not None and not callable(mask_mod):
         raise tandem.Unsupported(
-            f"block_mask ({size_q} x {size_k} blocks) must have a function as its mask_mod: this device reads blocks "
-            f"of {_BLOCK_OF_GPUS}"
+            f"block_mask ({size_q} x {size_k} blocks) must have a function as its mask_mod, or multiples of "
+            f"{_BLOCK_OF_GPUS} as BLOCK_SIZE on this device: pass a function"
         )
 
     def blocks(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -272,8 +275,10 @@ def _sizes_of(block_mask: BlockMask) -> tuple[Any, ...]:
 
 @torch.compiler.disable
 def _is_as_made(block_mask: BlockMask, expression: Any) -> bool:
-    """True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression. False
-    for expressions with tensors, which are no windows, because only windows are served without lists."""
+    """Returns True if create_block_mask computed the lists, they are unchanged, and mask_mod still has that expression.
+
+    An expression with tensors is no window, and returns False, because only windows are served without lists.
+    """
     made = getattr(block_mask, "_made_by_tandem", None)
     if made is None or not isinstance(expression, Mod) or expression.text != made.expression.text:
         return False
@@ -303,7 +308,7 @@ def _check_lengths(block_mask: BlockMask, query: Tensor, key: Tensor) -> None:
     if (seqlen_q, seqlen_k) != lengths:
         raise ValueError(
             f"block_mask ({seqlen_q} x {seqlen_k}) must be of query's and key's lengths ({lengths[0]} x {lengths[1]}): "
-            "make one for these with create_block_mask"
+            "create the mask for these with create_block_mask"
         )
 
 
@@ -311,7 +316,9 @@ def _expression_of(mod: Any, argument: str, device: torch.device) -> Any:
     if isinstance(mod, (str, Mod)):
         return mod
     if not callable(mod):
-        raise TypeError(f"{argument} ({type(mod).__name__}) must be a function, an expression (str) or a tandem.Mod")
+        raise TypeError(
+            f"{argument} ({type(mod).__name__}) must be a function, an expression (str) or a tandem.Mod: pass one"
+        )
     return trace(mod, argument, device, torch.compiler.is_compiling())
 
 
@@ -319,8 +326,8 @@ def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
     heads, heads_k = query.shape[1], key.shape[1]
     if not enable_gqa and heads != heads_k:
         raise ValueError(
-            f"key's heads ({heads_k}) must be as many as query's ({heads}) unless enable_gqa=True lets several query "
-            "heads share a key head"
+            f"key's heads ({heads_k}) must be as many as query's ({heads}): pass enable_gqa=True if query heads share "
+            "key heads"
         )
 
 
@@ -328,17 +335,20 @@ def _check_options(kernel_options: Any) -> None:
     known = FlexKernelOptions.__annotations__
     backend = (kernel_options or {}).get("BACKEND", "AUTO")
     if backend not in _BACKENDS:
-        raise ValueError(f"kernel_options['BACKEND'] ({backend!r}) must be one of {', '.join(map(repr, _BACKENDS))}")
+        raise ValueError(
+            f"kernel_options['BACKEND'] ({backend!r}) must be one of {', '.join(map(repr, _BACKENDS))}: pass one"
+        )
     for name in kernel_options or ():
         if name not in known and name.removeprefix("fwd_").removeprefix("bwd_") not in known:
-            raise ValueError(f"kernel_options ({name!r}) must have names that torch's FlexKernelOptions has")
+            raise ValueError(f"kernel_options ({name!r}) must have names of torch's FlexKernelOptions: omit this name")
 
 
 def _one_batch(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> tuple[Tensor, Tensor]:
     """Returns key and value with query's batch, if they have one for all."""
     if key.shape[0] != 1 or block_mask is None:
         raise ValueError(
-            f"key's batch ({key.shape[0]}) must be query's ({query.shape[0]}), or 1 where there is a block_mask"
+            f"key's batch ({key.shape[0]}) must be query's ({query.shape[0]}), or 1 where there is a block_mask: "
+            "expand key and value"
         )
     return key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
 
@@ -366,7 +376,9 @@ def create_block_mask(
     If torch cannot evaluate the function either, raises the reason why it has no expression.
     """
     if compute_dq_write_order:
-        raise tandem.Unsupported("compute_dq_write_order (True) is for torch's own kernels: leave it out")
+        raise tandem.Unsupported(
+            "compute_dq_write_order (True) must be False, because only torch's kernels read the order: omit it"
+        )
     device = torch.device(device or torch.accelerator.current_accelerator() or "cpu")
     batch, heads = B or 1, H or 1
     size_q, size_k = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE

@@ -116,7 +116,9 @@ class _Distribution(importlib.metadata.Distribution):
         return self._texts.get(filename)
 
     def locate_file(self, path):
-        raise FileNotFoundError(f"{path}: tandem.patch() stands in for this distribution, which has no files")
+        raise FileNotFoundError(
+            f"{path} must be a file of a distribution, but tandem.patch() replaces it and has no files: install it"
+        )
 
 
 class _Finder(importlib.metadata.DistributionFinder):

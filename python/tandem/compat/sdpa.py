@@ -39,17 +39,17 @@ def scaled_dot_product_attention(
     Raises ValueError or TypeError for wrong arguments, tandem.Unsupported for calls that are not served.
     """
     if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask must be None where is_causal is True: put the triangle into the mask instead")
+        raise ValueError("attn_mask must be None where is_causal is True: hide later keys in attn_mask instead")
     for name, x in (("query", query), ("key", key), ("value", value)):
         is_tensor(x, name)
     if query.is_nested or key.is_nested or value.is_nested:
         raise tandem.Unsupported(
-            "nested tensors are not served: give their values to tandem.attention as packed tensors with cu_seqlens"
+            "nested tensors are not served: pass their values to tandem.attention as packed tensors with cu_seqlens"
         )
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(
-            f"query, key and value ({query.dim()}, {key.dim()} and {value.dim()} dimensions) must have at least 2, "
-            "(L, E), (S, E) and (S, Ev)"
+            f"query, key and value ({query.dim()}, {key.dim()} and {value.dim()} dimensions) must have at least 2: "
+            "pass (..., L, E), (..., S, E) and (..., S, Ev)"
         )
     batch, heads, heads_k, lead = _leading(query, key, value, enable_gqa)
     if enable_gqa and key.shape[-3] != value.shape[-3]:
@@ -84,7 +84,7 @@ def _leading(query, key, value, enable_gqa):
     if min(map(len, shapes)) < 1 or any(s[-1] == 0 or shapes[0][-1] % s[-1] for s in shapes[1:]):
         raise ValueError(
             f"query's heads (shape {tuple(query.shape)}) must be a multiple of key's and value's (shapes "
-            f"{tuple(key.shape)} and {tuple(value.shape)}) where enable_gqa is True"
+            f"{tuple(key.shape)} and {tuple(value.shape)}) where enable_gqa is True: correct the heads"
         )
     heads, heads_k = shapes[0][-1], shapes[1][-1] if shapes[1][-1] == shapes[2][-1] else shapes[0][-1]
     batch = _broadcast([s[:-1] for s in shapes], query, key, value)
@@ -99,7 +99,7 @@ def _broadcast(shapes, query, key, value):
     except RuntimeError:
         raise ValueError(
             f"the leading dimensions of query, key and value (shapes {tuple(query.shape)}, {tuple(key.shape)} and "
-            f"{tuple(value.shape)}) must be equal or 1; enable_gqa=True lets query heads share key heads"
+            f"{tuple(value.shape)}) must be equal or 1: expand them or pass enable_gqa=True"
         ) from None
 
 
@@ -118,7 +118,8 @@ def _bias(mask, scores, batch):
     pairs = zip(reversed(mask.shape), reversed(scores))
     if not 2 <= mask.dim() <= len(scores) or any(size not in (1, wanted) for size, wanted in pairs):
         raise ValueError(
-            f"attn_mask (shape {tuple(mask.shape)}) must have at least 2 dimensions, and broadcast to {scores}"
+            f"attn_mask (shape {tuple(mask.shape)}) must have at least 2 dimensions, and broadcast to {scores}: "
+            "reshape it"
         )
     own = math.prod(mask.shape[:-3])
     if own != 1:

@@ -26,8 +26,8 @@ from tandem._errors import Unsupported
 
 if not hasattr(torch.nn.attention, "register_flash_attention_impl"):
     raise ImportError(
-        f"torch is {torch.__version__} and must be 2.11 or later, which lets others serve its flash attention: pip "
-        "install -U torch, or call tandem.sdpa"
+        f"torch is {torch.__version__} and must be 2.11 or later: upgrade torch with 'pip install -U torch', or call "
+        "tandem.sdpa"
     )
 
 
@@ -40,7 +40,7 @@ class _Registration:
             instead = {name: _or(own, torch.library.get_kernel(f"aten::{name}", "CUDA")) for name, own in ours.items()}
         except RuntimeError as error:
             raise Unsupported(
-                f"torch {torch.__version__} has no flash attention for GPUs: install one that was built with CUDA"
+                f"torch {torch.__version__} must have flash attention for GPUs: install a torch built with CUDA"
             ) from error
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():  # torch warns that an operator is replaced
@@ -104,7 +104,7 @@ def _forward(
     """aten::_flash_attention_forward: q (batch, seqlen, heads, head_dim), or packed with cu_seqlens. Raises Unsupported
     for what torch shall compute. Returns out, logsumexp, two tensors about dropout, and an empty one."""
     if dropout_p or return_debug_mask or any(x is not None for x in newer.values()) or q.shape[-1] != v.shape[-1]:
-        raise Unsupported("dropout, its mask, pages and splits are not computed by tandem")
+        raise Unsupported("dropout, its mask, pages and splits are not served: use torch's kernels")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )
@@ -125,7 +125,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """aten::_flash_attention_backward. Returns dq, dk, dv."""
     if dropout_p or any(x is not None for x in newer.values()) or not _gradients.is_own(q):
-        raise Unsupported("dropout, later options and GPUs without a backward of tandem are not supported")
+        raise Unsupported("dropout, newer options and GPUs without a backward are not served: use torch's kernels")
     call_args = _record(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, is_causal, scale, window_size_left, window_size_right
     )

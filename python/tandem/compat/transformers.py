@@ -35,8 +35,8 @@ __all__ = ["CompactMask", "tandem_attention", "tandem_mask"]
 
 if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
     raise ImportError(
-        f"transformers is {transformers.__version__} and must be 5.4 or later, which passes mask functions the "
-        "place of the queries: pip install -U transformers"
+        f"transformers is {transformers.__version__} and must be 5.4 or later, whose mask functions have the queries' "
+        "places: upgrade it with 'pip install -U transformers'"
     )
 
 logger = logging.get_logger(__name__)
@@ -162,8 +162,8 @@ def _options_of_positions(
 ) -> Options:
     """Returns the options of packed sequences. A new sequence begins where positions do not grow by one.
 
-    The rule equals transformers' causal masks. The masks of encoders and some decoders do not apply it. Reads
-    from the device once for all layers.
+    The rule equals transformers' causal masks. The masks of encoders and some decoders do not apply the
+    rule. The function reads from the device once for all layers.
     """
     batch, _, seqlen, _ = query.shape
     is_cross = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
@@ -234,7 +234,7 @@ def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, 
 
 def _is_traced(mask: Optional[torch.Tensor], device: Union[torch.device, str]) -> bool:
     if (mask is None or type(mask) is torch.Tensor) and torch.device(device).type == "cpu":
-        # A third of the time of masking_utils.is_tracing, which takes as long as the rest of a small mask.
+        # This test takes a third of the time of masking_utils.is_tracing, which takes as long as the rest of a mask.
         return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return masking_utils.is_tracing(mask)
 
@@ -340,8 +340,8 @@ def tandem_attention(
         )
     if kwargs.get("output_attentions"):
         logger.warning_once(
-            '`attn_implementation="tandem"` holds no attention weights, so `output_attentions=True` has no effect; '
-            'set it to "eager" for them.'
+            '`attn_implementation="tandem"` stores no attention weights, so `output_attentions=True` has no effect: '
+            'set attn_implementation to "eager" for the weights.'
         )
 
     if attention_mask is None:

@@ -10,7 +10,7 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError as error:
-    raise ImportError(f"tandem.jax needs jax ({error}): pip install jax") from error
+    raise ImportError(f"jax must be installed for tandem.jax ({error}): run 'pip install jax'") from error
 import numpy as np
 
 from tandem import _score_mod
@@ -126,7 +126,7 @@ def attention(
         served = _use_segments(segment_ids, max_segments, arrays, expressions)
         max_seqlen_q, max_seqlen_k = (arrays[name].shape[1] for name in ("q", "k"))
     elif max_segments is not None:
-        raise ValueError("max_segments must be left out: it belongs to segment_ids")
+        raise ValueError("max_segments must be left out without segment_ids: pass both or neither")
     if local_window_size is not None:
         options["window"] = _window(local_window_size)
     if scale is not None:
@@ -222,7 +222,10 @@ def _bias_of(bias: Any, mask: Any) -> Any:
 
 def _diagonal(diagonal_offset: Any, options: dict[str, Any]) -> dict[str, Any]:
     if options["alignment"] not in ("top_left", "explicit"):
-        raise ValueError(f"alignment ({options['alignment']!r}) must be left out where diagonal_offset is given")
+        raise ValueError(
+            f"alignment ({options['alignment']!r}) must be left out where diagonal_offset is given: pass only one of "
+            "the two"
+        )
     options["alignment"] = "explicit"
     if hasattr(diagonal_offset, "shape"):
         return {"diagonal_offsets": diagonal_offset}
@@ -243,9 +246,7 @@ def _seed_words(seed: Any) -> Any:
         number = int(seed) % 2**64
         return np.array([number % 2**32, number >> 32], np.uint32)
     if not hasattr(seed, "dtype"):
-        raise ValueError(
-            f"seed ({seed!r}) must be an integer, a key of jax.random, or two uint32: JAX has no generator"
-        )
+        raise ValueError(f"seed ({seed!r}) must be an integer, a key of jax.random, or two uint32: pass one of these")
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         seed = jax.random.key_data(seed)
     if seed.shape == () and jnp.issubdtype(seed.dtype, jnp.integer):
@@ -284,11 +285,15 @@ def _use_segments(
     beside = ("bias", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k", "diagonal_offsets", "kv_num_blocks")
     others = [name for name in beside if name in arrays]
     if others:
-        raise ValueError(f"segment_ids must be passed without {others[0]}: segments are separate sequences")
+        raise ValueError(
+            f"segment_ids must be passed without {others[0]}, because segments are separate sequences: omit one of them"
+        )
     if "alibi_slopes" in arrays and arrays["alibi_slopes"].ndim != 1:
-        raise ValueError("alibi_slopes must be (heads_q) with segment_ids: pass slopes of all sequences")
+        raise ValueError("alibi_slopes must be (heads_q) with segment_ids: pass the same slopes for all sequences")
     if any(Operation(False, (), (), (), (x,)).mentions("batch") for x in expressions):
-        raise ValueError("score_mod and mask_mod must not read batch with segment_ids: a segment has no such number")
+        raise ValueError(
+            "score_mod and mask_mod must not read batch with segment_ids, because a segment has no batch: omit batch"
+        )
     if any(arrays[name].ndim != 4 for name in ("q", "k", "v")):
         raise ValueError("query, key and value must have a batch with segment_ids: add a dimension of 1")
     arrays["rows_q"], arrays["rows_k"], served = rows_of(segment_ids, max_segments, arrays["q"], arrays["k"])
@@ -297,7 +302,7 @@ def _use_segments(
 
 def _window(local_window_size: Any) -> tuple[int | None, int | None]:
     if isinstance(local_window_size, jax.core.Tracer):
-        raise TypeError("local_window_size (an array) must be a number or two of Python: it is compiled in")
+        raise TypeError("local_window_size (an array) must be one or two Python numbers: pass it as a static argument")
     if isinstance(local_window_size, (int, np.integer)):
         return int(local_window_size), int(local_window_size)
     left, right = window_of(local_window_size)
@@ -306,11 +311,13 @@ def _window(local_window_size: Any) -> tuple[int | None, int | None]:
 
 def _real(x: Any, name: str) -> float:
     if isinstance(x, (str, jax.core.Tracer)) or not hasattr(x, "__float__"):
-        raise TypeError(f"{name} ({type(x).__name__}) must be a Python number: it is compiled in")
+        raise TypeError(f"{name} ({type(x).__name__}) must be a Python number: pass a number or a static argument")
     return float(x)
 
 
 def _integer(x: Any, name: str) -> int:
     if isinstance(x, (bool, jax.core.Tracer)) or not hasattr(x, "__index__"):
-        raise TypeError(f"{name} ({type(x).__name__}) must be an integer of Python: it is compiled in")
+        raise TypeError(
+            f"{name} ({type(x).__name__}) must be an integer of Python: pass an integer or a static argument"
+        )
     return operator.index(x)

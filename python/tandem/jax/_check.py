@@ -86,12 +86,12 @@ def _raise_refusal(what: int, call_args: dict[str, Any], arrays: dict[str, Any])
     if request is None:
         return
     if request[0] != "refused":
-        raise TypeError(f"{request[1]} cannot be read by tandem: its rows must be multiples of 16 bytes on a GPU")
+        raise TypeError(f"{request[1]} must have rows of multiples of 16 bytes on a GPU: pad the last dimension")
     raise renamed(error_of(request[1], binding.last_error(), arrays), _NAMES)
 
 
 def _is_shaped(at: dict[str, Any]) -> bool:
-    """False where no result has a shape, because the call will be refused."""
+    """Returns False if no result has a shape, because the call will be refused."""
     return len(at["q"].shape) in (3, 4) and len(at["v"].shape) > 0
 
 

@@ -16,7 +16,9 @@ from tandem.jax._check import check
 from tandem.jax._operation import Operation, call
 from tandem.jax._sharding import partitioned
 
-_REFUSAL = "tandem.jax.attention has first derivatives in reverse mode only: second derivatives are not served"
+_REFUSAL = (
+    "second derivatives of tandem.jax.attention are not served: compute the attention with jax.nn.dot_product_attention"
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -37,7 +39,7 @@ def operator(operation: Operation) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 def in_shard_map() -> bool:
-    """True inside jax.shard_map, where the caller has partitioned the arrays."""
+    """Returns True inside jax.shard_map, where the caller has partitioned the arrays."""
     return bool(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
 
 

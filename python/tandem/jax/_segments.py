@@ -16,13 +16,15 @@ def rows_of(segment_ids: Any, max_segments: int | None, q: Any, k: Any) -> tuple
     """
     pair = segment_ids if isinstance(segment_ids, (tuple, list)) else (segment_ids, segment_ids)
     if len(pair) != 2:
-        raise ValueError(f"segment_ids ({len(pair)} arrays) must be one array, or two: the queries' and the keys'")
+        raise ValueError(
+            f"segment_ids ({len(pair)} arrays) must be one array or two: pass the ids, or (queries' ids, keys' ids)"
+        )
     ids = [_checked(x, like) for x, like in zip(pair, (q, k))]
     is_traced = any(isinstance(x, jax.core.Tracer) for x in ids)
     if max_segments is None:
         if is_traced:
             raise ValueError(
-                "max_segments (None) must be a number inside jax.jit: the most segments of one sequence, or its length"
+                "max_segments (None) must be a number inside jax.jit: pass the most segments of one sequence"
             )
         max_segments = max(int((x[:, 1:] != x[:, :-1]).sum(1).max(initial=0)) + 1 for x in map(np.asarray, ids))
     if isinstance(max_segments, bool) or not isinstance(max_segments, (int, np.integer)) or max_segments < 1:
@@ -34,8 +36,8 @@ def rows_of(segment_ids: Any, max_segments: int | None, q: Any, k: Any) -> tuple
         return rows_q, rows_k, served
     if not np.all(served):
         raise ValueError(
-            f"segment_ids must have at most max_segments ({max_segments}) runs of equal ids in each sequence, the same "
-            "ids in the same order for queries and keys"
+            f"segment_ids must have at most max_segments ({max_segments}) runs of equal ids, the same for queries and "
+            "keys: raise max_segments or correct the ids"
         )
     return rows_q, rows_k, None
 
@@ -44,8 +46,8 @@ def _checked(ids: Any, like: Any) -> jax.Array:
     x = jnp.asarray(ids)
     if x.shape != tuple(like.shape[:2]) or not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(
-            f"segment_ids ({x.dtype.name} of shape {x.shape}) must be integers of shape {tuple(like.shape[:2])}: one "
-            "for each row"
+            f"segment_ids ({x.dtype.name} of shape {x.shape}) must be integers of shape {tuple(like.shape[:2])}: pass "
+            "one for each row"
         )
     if 0 in x.shape:
         raise ValueError(f"segment_ids (shape {x.shape}) must have at least one row: pass a row for each sequence")

@@ -22,18 +22,18 @@ def combine(out_partial, lse_partial, out=None, out_dtype=None):
     if not out_partial.is_floating_point() or out_partial.dim() < 2:
         raise ValueError(
             f"out_partial ({out_partial.dtype}, shape {tuple(out_partial.shape)}) must be floating-point, (parts, "
-            "batch, seqlen, heads, head_dim)"
+            "batch, seqlen, heads, head_dim): convert or reshape it"
         )
     shape = tuple(out_partial.shape[1:])
     if out_partial.shape[:-1] != lse_partial.shape:
         raise ValueError(
-            f"lse_partial (shape {tuple(lse_partial.shape)}) must be out_partial's shape {tuple(out_partial.shape)} "
-            "without head_dim"
+            f"lse_partial (shape {tuple(lse_partial.shape)}) must have out_partial's shape "
+            f"{tuple(out_partial.shape)} without head_dim: pass the lse of each part"
         )
     if out is not None and (out.shape != shape or out_dtype not in (None, out.dtype)):
         raise ValueError(
-            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {shape} and the type out_dtype "
-            f"({out_dtype}), where that is given"
+            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {shape} and, where out_dtype "
+            f"({out_dtype}) is given, that type: pass such a tensor or omit out"
         )
     wide = torch.promote_types(out_partial.dtype, torch.float32)
     dtype = out_partial.dtype if out_dtype is None else out_dtype

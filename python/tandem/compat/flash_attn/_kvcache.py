@@ -1,4 +1,4 @@
-"""Appending keys and values to a cache and attending to it: the work of the flash_attn_with_kvcache functions."""
+"""Appends keys and values to a cache and attends to the cache, for the functions flash_attn_with_kvcache."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def refuse_pages(name: str, table: torch.Tensor | None) -> None:
     """Refuses a cache in pages, before any write."""
     if table is not None:
         raise tandem.Unsupported(
-            f"{name} is given, but a cache in pages is not served: give k_cache and v_cache as "
-            "(batch, seqlen, heads_k, head_dim) without it"
+            f"{name} is given, but a cache in pages is not served: pass k_cache and v_cache as "
+            f"(batch, seqlen, heads_k, head_dim), and omit {name}"
         )
 
 
@@ -161,11 +161,11 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
             is_tensor(x, name)
     if cos is None or sin is None or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
-            "rotary_cos and rotary_sin must both be (places, rotary_dim / 2), rotary_dim at most head_dim "
-            f"({q.shape[-1]})"
+            "rotary_cos and rotary_sin must both be (places, rotary_dim / 2), with rotary_dim at most head_dim "
+            f"({q.shape[-1]}): pass such tables"
         )
     if k is None:
-        raise ValueError("rotary_cos must not be given without k, because it rotates new keys: give k and v as well")
+        raise ValueError("rotary_cos must not be given without k, because it rotates new keys: pass k and v as well")
     if rotary.seqlens is not None:
         _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel())
     start = (cache.seqlens if rotary.seqlens is None else rotary.seqlens).long()
@@ -188,27 +188,31 @@ def _checked(cache, q, batch, cu_seqlens_q):
     if q.dim() != (4 if cu_seqlens_q is None else 3):
         raise ValueError(
             f"q (shape {tuple(q.shape)}) must be (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with "
-            "cu_seqlens_q"
+            "cu_seqlens_q: reshape it"
         )
     if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"k_cache and v_cache (shapes {tuple(k.shape)} and {tuple(v.shape)}) must be (batch, seqlen, heads_k, "
-            "head_dim)"
+            "head_dim), alike except for head_dim: reshape them"
         )
     for name, x in (("k_cache", k), ("v_cache", v)):
         if x.stride(-1) != 1:
             raise ValueError(f"{name} (strides {x.stride()}) must have a contiguous last dimension: copy it")
     if batch < 1 or (cache.batch_idx is None and batch > k.shape[0]):
         raise ValueError(
-            f"q has a batch of {batch}, which must be at least 1 and at most k_cache's ({k.shape[0]}); by "
-            "cache_batch_idx several sequences may share a row"
+            f"q's batch ({batch}) must be at least 1 and at most k_cache's ({k.shape[0]}): pass cache_batch_idx if "
+            "sequences share a row of the cache"
         )
     seqlens = k.shape[1] if cache.seqlens is None else cache.seqlens
     if k.device != q.device or v.device != q.device:
-        raise ValueError(f"q, k_cache and v_cache (on {q.device}, {k.device} and {v.device}) must be on one device")
+        raise ValueError(
+            f"q, k_cache and v_cache (on {q.device}, {k.device} and {v.device}) must be on one device: move them there"
+        )
     if not isinstance(seqlens, torch.Tensor):
         if not isinstance(seqlens, int):
-            raise TypeError(f"cache_seqlens ({type(seqlens).__name__}) must be an int, or a tensor of int32 (batch)")
+            raise TypeError(
+                f"cache_seqlens ({type(seqlens).__name__}) must be an int, or a tensor of int32 (batch): convert it"
+            )
         seqlens = torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
     for name, x in (
         ("cache_seqlens", seqlens),
@@ -223,7 +227,7 @@ def _checked(cache, q, batch, cu_seqlens_q):
 def _check_index(name, x, length):
     is_tensor(x, name)
     if x.dtype != torch.int32 or tuple(x.shape) != (length,):
-        raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},)")
+        raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},): convert it")
 
 
 def _check_cu_seqlens(name, cu_seqlens, x, batch):
@@ -233,12 +237,15 @@ def _check_cu_seqlens(name, cu_seqlens, x, batch):
     if cu_seqlens.is_cuda:
         return
     if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or int(cu_seqlens.diff().min()) < 0:
-        raise ValueError(f"{name} ({cu_seqlens.tolist()}) must begin with 0, never decrease, and end with {x.shape[0]}")
+        raise ValueError(
+            f"{name} ({cu_seqlens.tolist()}) must begin with 0, never decrease, and end with {x.shape[0]}: pass the "
+            "cumulative sums of the lengths"
+        )
 
 
 def _check_new(cache, k, v, batch, cu_seqlens_k_new):
     if k is None or v is None:
-        raise ValueError("k and v must be given together: both are appended to the cache")
+        raise ValueError("k and v must be given together, because both are appended to the cache: pass both or neither")
     is_tensor(k, "k")
     is_tensor(v, "v")
     _check_cu_seqlens("cu_seqlens_k_new", cu_seqlens_k_new, k, batch)
@@ -246,26 +253,26 @@ def _check_new(cache, k, v, batch, cu_seqlens_k_new):
     for name, x, into in (("k", k, cache.k), ("v", v, cache.v)):
         if tuple(x.shape) != (*lead, *into.shape[2:]) or x.dtype != into.dtype:
             raise ValueError(
-                f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be {into.dtype} and {(*lead, *into.shape[2:])}, to "
-                f"be appended to {name}_cache of shape {tuple(into.shape)}"
+                f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be {into.dtype} and {(*lead, *into.shape[2:])}, as "
+                f"{name}_cache of shape {tuple(into.shape)} requires: convert or reshape it"
             )
 
 
 def _check_values(cache, used):
-    """Refuses lengths and indices beyond the cache, which would be written there. A GPU is not checked, because reading
-    its tensors waits for it, which a CUDA graph forbids."""
+    """Refuses lengths and indices beyond the cache, which would be written there. Tensors on a GPU are not
+    checked, because reading them waits for the GPU, which a CUDA graph forbids."""
     if used.is_cuda:
         return
     rows, seqlen = cache.k.shape[:2]
     if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
         raise ValueError(
             f"cache_seqlens ({int(cache.seqlens.min())} to {int(cache.seqlens.max())}) must be at least 0 and, with "
-            f"the new keys ({int(used.max())} in all), at most the cache's {seqlen} places: enlarge it"
+            f"new keys ({int(used.max())} in all), at most the cache's {seqlen} places: enlarge the cache"
         )
     if cache.leftpad is not None and bool(((cache.leftpad < 0) | (cache.leftpad > cache.seqlens)).any()):
-        raise ValueError("cache_leftpad must be at least 0 and at most cache_seqlens: the keys begin there")
+        raise ValueError("cache_leftpad must be at least 0 and at most cache_seqlens: pass the place of each first key")
     if cache.batch_idx is not None and not 0 <= int(cache.batch_idx.min()) <= int(cache.batch_idx.max()) < rows:
         raise ValueError(
             f"cache_batch_idx ({int(cache.batch_idx.min())} to {int(cache.batch_idx.max())}) must name rows of the "
-            f"cache, 0 to {rows - 1}"
+            f"cache, 0 to {rows - 1}: correct the indices"
         )

@@ -290,7 +290,7 @@ def _check_packed(name, x, shape):
     is_tensor(x, name)
     ndim, parts = shape.count(",") + 1, 3 if name == "qkv" else 2
     if x.dim() != ndim or x.shape[-3] != parts:
-        raise ValueError(f"{name} (shape {tuple(x.shape)}) must be {shape}; stack its parts along that dimension")
+        raise ValueError(f"{name} (shape {tuple(x.shape)}) must be {shape}: stack its parts along dimension -3")
 
 
 def _lse(lse):
@@ -338,9 +338,7 @@ def _probabilities(q, k, options):
 
 # ---- Private names that programs import ---------------------------------------------------------------------------
 
-flash_attn_gpu = Refused(
-    "flash_attn_gpu", "it is flash_attn's compiled module; call flash_attn_func or tandem.attention"
-)
+flash_attn_gpu = Refused("flash_attn_gpu", "call flash_attn_func or tandem.attention")
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def _place(x, cos, sin, seqlen_offsets, cu_seqlens=None, max_seqlen=None):
     if cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > x.shape[-1]:
         raise ValueError(
             f"cos and sin (shapes {tuple(cos.shape)} and {tuple(sin.shape)}) must both be (places, rotary_dim / 2), "
-            f"rotary_dim at most head_dim ({x.shape[-1]})"
+            f"with rotary_dim at most head_dim ({x.shape[-1]}): pass such tables"
         )
     seqlen = x.shape[1] if cu_seqlens is None else max_seqlen or 0
     last = seqlen if isinstance(seqlen_offsets, torch.Tensor) else seqlen + seqlen_offsets
@@ -111,10 +111,16 @@ def _q_and_k(qkv, num_heads_q):
     if qkv.dim() == 5:
         return qkv[:, :, 0], qkv[:, :, 1]
     if num_heads_q is None:
-        raise ValueError(f"num_heads_q (None) must be given for qkv (shape {tuple(qkv.shape)}) with all heads in a row")
+        raise ValueError(
+            f"num_heads_q (None) must be given for qkv (shape {tuple(qkv.shape)}) with all heads in one dimension: "
+            "pass the number of q's heads"
+        )
     num_heads_k = (qkv.shape[2] - num_heads_q) // 2
     if qkv.shape[2] != num_heads_q + 2 * num_heads_k:
-        raise ValueError(f"qkv has {qkv.shape[2]} heads, which must be num_heads_q ({num_heads_q}) and an even number")
+        raise ValueError(
+            f"qkv.heads ({qkv.shape[2]}) must be num_heads_q ({num_heads_q}) plus an even number: pass "
+            "num_heads_q + 2 heads_k heads"
+        )
     return qkv[:, :, :num_heads_q], qkv[:, :, num_heads_q : num_heads_q + num_heads_k]
 
 
@@ -217,7 +223,7 @@ class RotaryEmbedding(torch.nn.Module):
         ):
             return
         self._seq_len_cached = seqlen
-        # Angles in float32, for any type of the module, because places in bfloat16 are inexact above 256.
+        # Angles are computed in float32 for any type of the module, because places in bfloat16 are inexact above 256.
         inv_freq = self.inv_freq if self.inv_freq.dtype == torch.float32 else self._compute_inv_freq(device)
         place = torch.arange(seqlen, device=device, dtype=torch.float32)
         angles = torch.outer(place, inv_freq)

@@ -167,7 +167,7 @@ TEST(SafetensorsTest, RefusesOffsetsThatDoNotFit) {
   EXPECT_EQ(refused(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}})", 1),
             "file: tensor \"a\": data_offsets [1, 0] must have a begin of at most the end: correct the header");
   EXPECT_EQ(refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4),
-            "file: tensor \"a\": data_offsets [0, 4] hold 4 bytes but F32 (2,) needs 8");
+            "file: tensor \"a\": data_offsets [0, 4] hold 4 bytes but F32 (2,) needs 8: correct the header");
   EXPECT_EQ(
       refused(
           R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]}})",

@@ -65,7 +65,7 @@ const Rule rules[] = {
        c.args.kv_num_blocks = c.args.kv_indices = &c.seqused_q.handle;
        c.args.mask_block_q = c.args.mask_block_k = 128;
      },
-     {"kv_num_blocks.ndim (1) must be 3: kv_num_blocks is (batch, heads, blocks)"}},
+     {"kv_num_blocks.ndim (1) must be 3: pass kv_num_blocks as (batch, heads, blocks)"}},
     {"BlocksPacked", packed, forward,
      [](Call& c) {
        c.args.kv_num_blocks = c.args.kv_indices = &c.cu_seqlens_q.handle;
@@ -145,7 +145,7 @@ const Rule rules[] = {
     {"RankIndex", packed, forward, [](Call& c) { c.cu_seqlens_q.make({3, 1}, kI32); }, {"cu_seqlens_q.ndim (2) must be 1"}},
     {"RankPageTable", paged, forward, [](Call& c) { c.page_table.make({1, 2, 3}); }, {"page_table.ndim (1) must be 2"}},
     {"SizeBelowZero", dense, forward, [](Call& c) { c.q.shape[1] = -3; }, {"q.seqlen (-3) must be 0 to 2147483647"}},
-    {"SizeAbove", dense, forward, [](Call& c) { c.k.shape[1] = int64_t{1} << 31; }, {"k.seqlen (2147483648)", "2^31"}},
+    {"SizeAbove", dense, forward, [](Call& c) { c.k.shape[1] = int64_t{1} << 31; }, {"k.seqlen (2147483648) must be 0 to 2147483647"}},
     {"DtypeUnknown", dense, forward, [](Call& c) { c.q.handle.dtype = {9, 8, 1}; }, {"q.dtype (code 9, 8 bits)"}},
     {"DtypeInt", dense, forward, [](Call& c) { c.q.handle.dtype = {TANDEM_INT, 64, 1}; },
      {"q.dtype (int64) must be float32, bfloat16, float16 or float64"}},

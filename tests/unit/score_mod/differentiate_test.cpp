@@ -78,7 +78,7 @@ TEST(Differentiate, captured_scalars_and_tensors) {
     for (const Derivative& derivative : gradient.captured) {
       const Node leaf = mod.graph[derivative.with_respect_to];
       Bound bound;
-      // float64, because float32 would lose the step.
+      // The values are float64, because float32 would lose the step.
       std::vector<double> wide[5];
       const std::vector<float>* narrow[5] = {&bound.slope, &bound.table, nullptr, nullptr, &bound.temperature};
       for (size_t i : {0, 1, 4}) {

@@ -67,8 +67,8 @@ double to_integral(const std::string& how, double x) {
   return how == "rmi" ? std::floor(x) : std::ceil(x);
 }
 
-// Values beyond the type's range give its nearest end. NaN gives zero, but the lowest bit pattern if 64 bits are
-// involved.
+// Values beyond the type's range give its nearest end. NaN gives zero, or the sign bit alone if source or result has 64
+// bits.
 template <class To>
 To clamped(double x, bool wide_source) {
   if (std::isnan(x)) return wide_source || sizeof(To) == 8 ? static_cast<To>(u64{1} << (8 * sizeof(To) - 1)) : To{0};

@@ -67,11 +67,12 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   // The results are in tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair:
   // except dQ).
   u64 s_ready[T.s_slots()], dp_ready;
-  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each MMA warpgroup
-  u64 s_empty;                                           // 4 warps each; dk pass and CTA pair: scores were read
-  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
-  u64 sums_ready;                                        // dk and dv of the tile are complete
-  u64 lse_delta_tma_full[2], lse_delta_empty[2];         // T.lse_delta_alone(); empty: by commit, unused in a pair
+  u64 p_ready[T.p_parts()], ds_ready;                        // 4 warps of each MMA warpgroup
+  u64 s_empty;                                               // 4 warps each; dk pass and CTA pair: scores were read
+  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];      // empty: 4 warps have loaded dq
+  u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
+  u64 sums_ready;                                            // dk and dv of the tile are complete
+  u64 lse_delta_tma_full[2], lse_delta_empty[2];             // T.lse_delta_alone(); empty: by commit, unused in a pair
   // barriers of the two passes' ring
   u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
   // Operands that have arrived and are zeroed beyond the sequence.
@@ -80,7 +81,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   NBlockWork tile;  // valid after k_tma_full and k_full(); n_block -1: no tile
   u32 tensor_memory;
 
-  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 4 : 0) + 1 + T.has_relay_warp();
+  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 5 : 0) + 1 + T.has_relay_warp();
 
   TANDEM_DEVICE u64* k_full() { return T.has_relay_warp() ? &k_peer_full : &k_tma_full; }
   TANDEM_DEVICE u64* v_full() { return T.has_relay_warp() ? &v_peer_full : &v_tma_full; }
@@ -188,6 +189,10 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   for (int i = 0; i < T.dq_pieces(); ++i) {
     mbarrier_init(&s.dq_ready[i], 1);
     mbarrier_init(&s.dq_empty[i], 4 * ctas);
+  }
+  for (int i = 0; i < T.dq_stages; ++i) {
+    mbarrier_init(&s.dq_slot_full[i], 4);
+    mbarrier_init(&s.dq_slot_free[i], 1);
   }
   fence_mbarrier_init();
   fence_proxy_async();

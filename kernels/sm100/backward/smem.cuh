@@ -26,8 +26,8 @@ struct TwoCtaBarriers {
   alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
   u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
   u64 qt_empty, doutt_empty;
-  u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
-  u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: received in both CTAs
+  u64 ds_written;                 // 4 warps: this CTA's half of dS for its own dQ is written
+  u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: the peer has its dS
   u64 tile_signalled, tile_read;  // next tile's number received; leader: read by other CTA
   int next_tile;
 };
@@ -180,7 +180,7 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
       mbarrier_init(barrier, 1);
     for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
       mbarrier_init(barrier, ctas);
-    mbarrier_init(&s.two_cta.ds_written, 4 * ctas);
+    mbarrier_init(&s.two_cta.ds_written, 4);
   }
   mbarrier_init(&s.kv_empty, s.kTileWarps);
   for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);

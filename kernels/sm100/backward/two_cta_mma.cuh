@@ -92,10 +92,10 @@ struct TwoCtaProducts {
     tcgen05_commit<2>(&s.two_cta.qt_empty);
   }
   TANDEM_DEVICE void mma_dq(bool last) {
-    wait_cluster(&s.two_cta.ds_written, summed & 1);
     mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
-    wait_cluster(&s.two_cta.ds_tma_full, summed & 1);
-    wait(&s.two_cta.ds_peer_full, summed & 1);
+    wait(&s.two_cta.ds_written, summed & 1);
+    wait(&s.two_cta.ds_tma_full, summed & 1);
+    wait_cluster(&s.two_cta.ds_peer_full, summed & 1);
     if (last) {
       wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
     } else {
@@ -143,7 +143,7 @@ TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T
   }
 }
 
-// The thread of this role in the other CTA signals the leader when its half of dS has arrived.
+// The thread of this role in the other CTA signals the leader when its dS is written and received.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
   u32 steps = 0;
@@ -155,8 +155,9 @@ TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ++steps) {
       mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
-      mbarrier_wait_cluster(&s.two_cta.ds_tma_full, steps & 1);
-      arrive_at_leader<T>(&s.two_cta.ds_peer_full);
+      mbarrier_wait(&s.two_cta.ds_written, steps & 1);
+      mbarrier_wait(&s.two_cta.ds_tma_full, steps & 1);
+      arrive_at_leader<T>(&s.two_cta.ds_peer_full, true);
     }
     mbarrier_arrive(&s.kv_empty);
   }

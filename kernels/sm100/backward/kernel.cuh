@@ -20,14 +20,14 @@
 // and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). The products that one thread
 // issues need no barriers between each other, because the tensor core executes them in the order of issue. A commit
 // covers all earlier products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has
-// been read. In a pair, dq_ready covers dS in shared memory.
+// been read. In a pair, dq_ready covers dS in shared memory. The last dq_ready of a tile covers dk and dv.
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
 //    *_tma_full           1, and the bytes of TMA
 //    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair
 //    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
-//    s_ready, dp_ready, dq_ready, sums_ready           1, by commit: results in tensor memory
+//    s_ready, dp_ready, dq_ready, dv_ready             1, by commit: results in tensor memory
 //    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
 //    dq_empty, dq_slot_full   4 warps
 //    dq_slot_free         1: the addition from the slot is complete

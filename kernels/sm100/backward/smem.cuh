@@ -62,8 +62,9 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   // A barrier's name states what is true after the wait; kernel.cuh lists the arrivals. In a CTA pair only the leader's
   // barriers gate products; they receive the arrivals of both CTAs.
   alignas(8) u64 k_tma_full, v_tma_full;
-  u64 q_tma_full[T.q_stages], q_empty[T.q_stages], dout_tma_full[T.dout_stages], dout_empty[T.dout_stages];
-  u64 kv_empty;  // kTileWarps arrivals: tile, keys and values were read
+  u64 q_tma_full[T.q_stages], dout_tma_full[T.dout_stages];
+  u64 q_empty[T.q_stages], dout_empty[T.dout_stages];  // unused in a pair: s_ready and dp_ready signal the same
+  u64 kv_empty;                                        // kTileWarps arrivals: tile, keys and values were read
   // The results are in tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair:
   // except dQ).
   u64 s_ready[T.s_slots()], dp_ready;
@@ -71,7 +72,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   u64 s_empty;                                               // 4 warps each; dk pass and CTA pair: scores were read
   u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];      // empty: 4 warps have loaded dq
   u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
-  u64 sums_ready;                                            // dk and dv of the tile are complete
+  u64 dv_ready;                                              // dv pass: dv of the tile is complete
   u64 lse_delta_tma_full[2], lse_delta_empty[2];             // T.lse_delta_alone(); empty: by commit, unused in a pair
   // barriers of the two passes' ring
   u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
@@ -153,7 +154,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   constexpr int kComputeWarps = 4 * T.kComputing;
   constexpr int ctas = T.ctas();
-  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.sums_ready}) mbarrier_init(barrier, 1);
+  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.dv_ready}) mbarrier_init(barrier, 1);
   for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, ctas);
   for (int i = 0; i < T.q_stages; ++i) {
     for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);

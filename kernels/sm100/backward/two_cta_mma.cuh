@@ -57,8 +57,8 @@ struct TwoCtaProducts {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_s(), k + in_row(c, kBlock), q + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    // One commit per product: PTX does not specify which CTAs an empty multicast commit signals.
     tcgen05_commit<2>(s.s_ready);
-    tcgen05_commit<2>(&s.q_empty[0]);
     ++scores;
   }
   TANDEM_DEVICE void mma_dp() {
@@ -68,7 +68,6 @@ struct TwoCtaProducts {
     for (int c = 0; c < T.head_dim_v / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dp(), v + in_row(c, kBlock), dout + in_row(c, kBlock / 2), kScoreProduct, c > 0);
     tcgen05_commit<2>(&s.dp_ready);
-    tcgen05_commit<2>(&s.dout_empty[0]);
   }
   TANDEM_DEVICE void mma_dv(bool first) {
     wait_peer_full(&s.two_cta.doutt_peer_full, steps & 1);
@@ -106,8 +105,6 @@ struct TwoCtaProducts {
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
-    // Commit now: PTX does not specify which barriers a later commit signals if no MMA is outstanding.
-    if (last) tcgen05_commit<2>(&s.sums_ready);
     ++summed;
   }
 

@@ -13,7 +13,7 @@ enum class Accumulators { both, dk, dv };
 struct Sm100BackwardConfig {
   int head_dim = 128, head_dim_v = 128;  // rounded up to 16; two passes or CTA pair: to 64
   int q_stages = 2, dout_stages = 1;     // iterations in shared memory
-  int dq_stages = 2;                     // buffers of 32 dq columns on their way to global memory
+  int dq_stages = 2;                     // staging slots for parts of dq on their way to global memory
   bool two_cta = false;                  // two-CTA products: each CTA has 128 keys of an n_block
   Accumulators accumulators = Accumulators::both;
   bool spt = false;                   // iterations start at the diagonal: device/n_block_work.cuh
@@ -69,13 +69,14 @@ struct Sm100BackwardConfig {
   constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
 
   // dq of an iteration is added to global memory in parts, one row per thread.
-  constexpr int dq_part_columns() const { return two_pass() || head_dim % 32 != 0 ? 16 : 32; }
+  constexpr int dq_part_columns() const { return two_cta || two_pass() || head_dim % 32 != 0 ? 16 : 32; }
+  // The maximum number of dq columns that a thread loads at once; more spill.
+  constexpr int dq_loaded_columns() const { return two_pass() ? 48 : 64; }
   constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
   constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
   constexpr int dq_columns() const { return head_dim / ctas(); }  // per thread
   constexpr int dq_floats() const { return tile_m * head_dim; }   // per iteration
-  constexpr int dq_semaphores() const { return 1; }               // per m_block
-  constexpr int semaphore_counts() const { return ctas(); }       // per n_block
+  constexpr int dq_semaphores() const { return ctas(); }          // per m_block
   constexpr int postprocess_threads() const { return two_cta || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / postprocess_threads() / 2; }
   static constexpr int postprocess_pairs() { return 8; }  // pairs per batch; a larger batch compiles slower
@@ -164,7 +165,7 @@ struct Sm100BackwardConfig {
   constexpr int lse_delta_bytes() const { return lse_delta_slots() * 2 * tile_m * 4; }
   static constexpr int kSmallBytes = 1024;
   constexpr int smem_bytes() const {
-    if (two_cta) return (kTwoCtaBlocks + dq_stages) * kBlockBytes + lse_delta_bytes() + kSmallBytes;
+    if (two_cta) return kTwoCtaBlocks * kBlockBytes + dq_stages_bytes() + lse_delta_bytes() + kSmallBytes;
     if (two_pass()) return kTwoPassBlocks * kBlockBytes + lse_delta_bytes() + kSmallBytes;
     const int blocks = (1 + q_stages) * k_blocks() + (1 + dout_stages) * v_blocks() + tile_m / 64;
     return blocks * kBlockBytes + dq_stages_bytes() + lse_delta_bytes() + kSmallBytes;
@@ -183,8 +184,8 @@ struct Sm100BackwardConfig {
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
   // Registers per thread, by role.
-  constexpr int compute_registers() const { return two_cta ? 184 : 192; }
-  constexpr int dq_registers() const { return two_cta ? 88 : 72; }
+  static constexpr int compute_registers() { return 184; }
+  static constexpr int dq_registers() { return 88; }
   static constexpr int kOtherRegisters = 56;
   constexpr bool registers_fit() const {
     return kComputing * compute_registers() + dq_registers() + kOtherRegisters <= 65536 / 128;

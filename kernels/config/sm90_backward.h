@@ -83,7 +83,6 @@ struct Sm90BackwardConfig {
   }
   // The dq of each warpgroup is added separately.
   constexpr int dq_semaphores() const { return ds_gmem() ? 1 : ctas() * dq_parts(); }
-  constexpr int semaphore_counts() const { return 1; }  // per n_block
   constexpr int dq_part_floats() const { return dq_floats() / dq_semaphores(); }
   // Fragment order: a thread has two rows and one pair of every 8 columns; three neighbouring threads have the other
   // pairs.

@@ -89,7 +89,7 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& 
     grid_dependency_wait();
     return *semaphores == 0;
   }
-  const int all = T.semaphore_counts() * count_n_blocks<T>(p, s, m_block);
+  const int all = count_n_blocks<T>(p, s, m_block);
   if (threadIdx.x < T.dq_semaphores()) {
     while (load_acquire(semaphores + threadIdx.x) != all) sleep(100);
   }

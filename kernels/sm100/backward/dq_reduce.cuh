@@ -1,5 +1,5 @@
-// dq in the Blackwell backward: a warpgroup reads each iteration's dq from tensor memory and adds it to the sums in
-// global memory.
+// dq in the Blackwell backward. A warpgroup copies each iteration's dq from tensor memory to slots in shared memory
+// (stage_dq). A thread of another warp adds the slots to the sums in global memory (accumulate_dq).
 #pragma once
 #include "ptx/global.cuh"
 #include "ptx/tcgen05.cuh"
@@ -7,86 +7,144 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// A semaphore orders the additions of n_blocks: the first n_block finds 0 and stores. CTAs take tiles in this order and
-// wait only for earlier tiles. In a CTA pair each CTA has half of the queries, and the semaphore counts both additions.
-// The semaphore is released after the additions are complete, not when their source has been read.
+// Copies a piece of an iteration's dq from column `from` on, and arrives at dq_empty after the last load. The loads
+// before it are as small as possible, because their columns wait for free slots and so for other CTAs' additions.
+template <int piece, Sm100BackwardConfig T>
+TANDEM_DEVICE void stage_piece(SharedStorage<T>& s, PipelineState<T.dq_stages>& slot, u32 from, u32 steps) {
+  constexpr int begin = T.dq_piece_begin(piece), end = T.dq_piece_begin(piece + 1);
+  constexpr int kColumns = T.dq_part_columns(), kLoaded = T.dq_loaded_columns();
+  constexpr int kFirst = end - (end - begin + kLoaded - 1) / kLoaded * kLoaded;  // at most begin
+  const int lane = threadIdx.x % 32;
+  mbarrier_wait(&s.dq_ready[piece], steps & 1);
+  tcgen05_fence_after();
+#pragma unroll
+  for (int column = kFirst; column < end; column += kLoaded) {
+    float x[kLoaded / kColumns][kColumns] = {};
+#pragma unroll
+    for (int n = 0; n < kLoaded / kColumns; ++n) {
+      if (const int at = column + n * kColumns; at >= begin) tmem_load(x[n], from + at - begin);
+    }
+    tmem_wait_load(x);
+    if (column + kLoaded == end) {
+      tcgen05_fence_before();
+      __syncwarp();
+      if (lane == 0) arrive_at_leader<T>(&s.dq_empty[piece]);
+    }
+#pragma unroll
+    for (int n = 0; n < kLoaded / kColumns; ++n) {
+      if (column + n * kColumns < begin) continue;
+      mbarrier_wait(&s.dq_slot_free[slot.index], slot.phase ^ 1);
+      float4* const to = reinterpret_cast<float4*>(s.dq[slot.index]) + threadIdx.x % 128;
+#pragma unroll
+      for (int i = 0; i < kColumns; i += 4)
+        to[i / 4 * 128] = make_float4(x[n][i], x[n][i + 1], x[n][i + 2], x[n][i + 3]);
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&s.dq_slot_full[slot.index]);
+      slot.advance();
+    }
+  }
+}
 template <Sm100BackwardConfig T>
-TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
-  constexpr int kDqSync = 2;  // a named barrier
-  constexpr int kColumns = T.dq_part_columns();
-  constexpr int kLoaded = T.two_cta ? T.dq_columns() / kColumns : 1;  // parts loaded at once, before the next scores
-  const int warp = warp_uniform(threadIdx.x / 32 % 4), lane = threadIdx.x % 32;
-  const u32 lanes = static_cast<u32>(warp) * 32 << 16;
-  PipelineState<T.dq_stages> place;
+TANDEM_DEVICE void stage_dq(const BackwardParams& p, SharedStorage<T>& s) {
+  constexpr int kLast = T.dq_pieces() - 1;
+  const u32 lanes = static_cast<u32>(warp_uniform(threadIdx.x / 32 % 4)) * 32 << 16;
+  PipelineState<T.dq_stages> slot;
   u32 steps = 0;
-  auto add_part = [&](const float(&x)[kColumns], int column, float* sums, int* semaphore, int before) {
-    // Afterwards the last addition from this buffer has read the buffer.
-    if (warp == 0 && elect_one()) tma_store_wait_read<T.dq_stages - 1>();
-    named_sync(kDqSync, 128);
-    float4* const to = reinterpret_cast<float4*>(s.dq[place.index]) + threadIdx.x % 128;
-#pragma unroll
-    for (int n = 0; n < kColumns; n += 4) to[n / 4 * 128] = make_float4(x[n], x[n + 1], x[n + 2], x[n + 3]);
-    fence_proxy_async();
-    named_sync(kDqSync, 128);
-    if (warp == 0 && elect_one()) {
-      if (column == 0) {
-        while (load_acquire(semaphore) < T.semaphore_counts() * before) {
-        }
-        fence_proxy_async_global();
-      }
-      if (before == 0) {
-        bulk_store(sums + dq_column_at(constant<T>, column), s.dq[place.index], sizeof s.dq[0]);
-      } else {
-        bulk_add(sums + dq_column_at(constant<T>, column), s.dq[place.index], sizeof s.dq[0]);
-      }
-      tma_store_commit();
-    }
-    place.advance();
-  };
-  // Adds columns [begin, end) of an iteration's dq.
-  auto add_columns = [&](int begin, int end, u32 from, u64* empty, float* sums, int* semaphore, int before) {
-#pragma unroll 1
-    for (int column = begin; column < end; column += kLoaded * kColumns) {
-      float x[kLoaded][kColumns];
-      tcgen05_fence_after();
-#pragma unroll
-      for (int n = 0; n < kLoaded; ++n) tmem_load(x[n], from + column - begin + n * kColumns);
-      tmem_wait_load(x);
-      if (column + kLoaded * kColumns == end) {
-        tcgen05_fence_before();
-        __syncwarp();
-        if (lane == 0) arrive_at_leader<T>(empty);
-      }
-#pragma unroll
-      for (int n = 0; n < kLoaded; ++n) add_part(x[n], column + n * kColumns, sums, semaphore, before);
-    }
-  };
-  auto add = [&](const SequenceCoords& sequence, const MBlockIterator<T>& step, const NBlockWork& tile) {
-    const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-    const int before = count_n_blocks_before<T>(p, sequence, step, tile);
-    float* const sums = dq_of_cta(constant<T>, p, at, cta_rank<T>());
-    int* const semaphore = p.dq_semaphore + dq_semaphore_at(constant<T>, at, 0);
-#pragma unroll
-    for (int piece = 0; piece < T.dq_pieces(); ++piece) {
-      mbarrier_wait(&s.dq_ready[piece], steps & 1);
-      add_columns(T.dq_piece_begin(piece), T.dq_piece_begin(piece + 1), lanes + T.tmem_dq(piece), &s.dq_empty[piece],
-                  sums, semaphore, before);
-    }
-    if (warp == 0 && elect_one()) {
-      tma_store_wait();
-      fence_proxy_async_global();
-      add_release(semaphore, 1);
-    }
-    __syncwarp();
-    ++steps;
-  };
   for (u32 tile_idx = 0;; ++tile_idx) {
     const NBlockWork tile = wait_for_tile(s, tile_idx);
     if (tile.n_block < 0) break;
+    const int count = warp_uniform(MBlockIterator<T>(p, tile).left);
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(&s.kv_empty);
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&s.kv_empty);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, ++steps) {
+      stage_piece<0>(s, slot, lanes + T.tmem_dq(0), steps);
+      if constexpr (kLast > 0) stage_piece<kLast>(s, slot, lanes + T.tmem_dq(kLast), steps);
+    }
+  }
+}
+
+// Adds the staged dq to global memory. A semaphore orders the additions of n_blocks: the first n_block finds 0 and
+// stores. CTAs take tiles in this order and wait only for earlier tiles. In a CTA pair each CTA has half of the queries
+// and a semaphore. The semaphore is released after the additions are complete, not when their source has been read.
+template <Sm100BackwardConfig T>
+struct DqAccumulation {
+  static constexpr int kParts = T.dq_columns() / T.dq_part_columns();
+  static constexpr int kInFlight = T.dq_stages - 1;  // parts that may remain incomplete
+
+  SharedStorage<T>& s;
+  PipelineState<T.dq_stages> full, free;
+  int* unreleased = nullptr;  // the semaphore of the previous iteration
+
+  TANDEM_DEVICE void free_slot() {
+    mbarrier_arrive(&s.dq_slot_free[free.index]);
+    free.advance();
+  }
+  // Waits for the additions of the previous iteration and publishes them.
+  TANDEM_DEVICE void release() {
+    if (!unreleased) return;
+    tma_store_wait();
+#pragma unroll
+    for (int n = 0; n < (kParts < kInFlight ? kParts : kInFlight); ++n) free_slot();
+    fence_proxy_async_global();
+    add_release(unreleased, 1);
+    unreleased = nullptr;
+  }
+  TANDEM_DEVICE void add(float* sums, int* semaphore, int before) {
+    // The first load overlaps the previous additions. The release precedes the wait for another CTA.
+    bool is_turn = load_acquire(semaphore) >= before;
+    release();
+    while (!is_turn) is_turn = load_acquire(semaphore) >= before;
+    // The async proxy wrote the earlier additions, and it also writes this addition.
+    fence_proxy_async_global();
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      mbarrier_wait(&s.dq_slot_full[full.index], full.phase);
+      float* const to = sums + dq_column_at(constant<T>, part * T.dq_part_columns());
+      if (before == 0) {
+        bulk_store(to, s.dq[full.index], sizeof s.dq[0]);
+      } else {
+        bulk_add(to, s.dq[full.index], sizeof s.dq[0]);
+      }
+      tma_store_commit();
+      full.advance();
+      if (part < kInFlight) continue;
+      tma_store_wait_read<kInFlight>();
+      free_slot();
+    }
+    unreleased = semaphore;
+  }
+};
+// One thread calls this function.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
+  DqAccumulation<T> accumulation{s};
+  for (u32 tile_idx = 0;; ++tile_idx) {
+    mbarrier_wait(T.two_cta ? &s.k_tma_full : s.k_full(), tile_idx & 1);
+    const NBlockWork tile = s.tile;
+    if (tile.n_block < 0) break;
+    mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
 #pragma unroll 1
-    for (MBlockIterator<T> step(p, tile); warp_any(step.left > 0); step.advance()) add(sequence, step, tile);
+    for (MBlockIterator<T> step(p, tile); step.left > 0; step.advance()) {
+      const i64 at = m_block_at(p, sequence, step.head, step.m_block);
+      accumulation.add(dq_of_cta(constant<T>, p, at, cta_rank<T>()),
+                       p.dq_semaphore + dq_semaphore_at(constant<T>, at, cta_rank<T>()),
+                       count_n_blocks_before<T>(p, sequence, step, tile));
+    }
+    accumulation.release();
+  }
+}
+
+// stages: the role is stage_dq. The dv pass has no dq.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void reduce_dq(const BackwardParams& p, SharedStorage<T>& s, bool stages) {
+  if constexpr (T.makes_dk()) {
+    if (stages) {
+      stage_dq(p, s);
+    } else if (elect_one()) {
+      accumulate_dq(p, s);
+    }
   }
 }

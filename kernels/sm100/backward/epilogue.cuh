@@ -113,6 +113,17 @@ TANDEM_DEVICE u16* staging_of_dv(SharedStorage<T>& s) {
   }
 }
 
+// Waits until dk and dv of a tile are complete. steps, summed: the iterations and the dv tiles so far.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void wait_for_gradients(SharedStorage<T>& s, u32 steps, u32& summed) {
+  if constexpr (T.makes_dk()) {  // dQ is the last product
+    mbarrier_wait(&s.dq_ready[T.dq_pieces() - 1], (steps & 1) ^ 1);
+  } else {
+    mbarrier_wait(&s.dv_ready, summed & 1);
+    ++summed;
+  }
+}
+
 // Reads the tile and its sequence again, because values kept from the start would occupy registers during iterations.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void store_tile(const BackwardParams& p, SharedStorage<T>& s, int index, bool any) {

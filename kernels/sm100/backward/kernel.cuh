@@ -20,16 +20,17 @@
 // and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). The products that one thread
 // issues need no barriers between each other, because the tensor core executes them in the order of issue. A commit
 // covers all earlier products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has
-// been read. In a pair, dq_ready covers dS in shared memory.
+// been read. In a pair, dq_ready covers dS in shared memory. The last dq_ready of a tile covers dk and dv.
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
 //    *_tma_full           1, and the bytes of TMA
 //    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair
 //    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
-//    s_ready, dp_ready, dq_ready, sums_ready           1, by commit: results in tensor memory
+//    s_ready, dp_ready, dq_ready, dv_ready             1, by commit: results in tensor memory
 //    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
-//    dq_empty             4 warps
+//    dq_empty, dq_slot_full   4 warps
+//    dq_slot_free         1: the addition from the slot is complete
 //    kv_empty             all warps that read the tile
 #pragma once
 #include "prepost/bwd_postprocess.cuh"
@@ -47,15 +48,15 @@
 #include "sm100/backward/two_pass_load.cuh"
 #include "sm100/backward/two_pass_mma.cuh"
 
-enum class BackwardRole { compute, dq, mma, load, relay, none };
+enum class BackwardRole { compute, stage_dq, mma, load, relay, accumulate_dq };
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE BackwardRole role_of(int warp) {
   constexpr int kOthers = 4 * (T.kComputing + 1);
   if (warp < 4 * T.kComputing) return BackwardRole::compute;
-  if (warp < kOthers) return BackwardRole::dq;
+  if (warp < kOthers) return BackwardRole::stage_dq;
   if (warp == kOthers) return BackwardRole::mma;
   if (warp == kOthers + 1) return BackwardRole::load;
-  return T.has_relay_warp() && warp == kOthers + 2 ? BackwardRole::relay : BackwardRole::none;
+  return warp == kOthers + 2 ? BackwardRole::relay : BackwardRole::accumulate_dq;
 }
 
 template <Sm100BackwardConfig T>
@@ -107,15 +108,14 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       setmaxnreg_inc<T.compute_registers()>();
       do_tiles<T>(p, shared, [&](auto& s) { compute(p, s, warp / 4); });
       break;
-    case BackwardRole::dq:
+    case BackwardRole::stage_dq:
       setmaxnreg_dec<T.dq_registers()>();
-      do_tiles<T>(p, shared, [&]<Sm100BackwardConfig P>(SharedStorage<P>& s) {
-        if constexpr (P.makes_dk()) accumulate_dq(p, s);
-      });
+      do_tiles<T>(p, shared, [&](auto& s) { reduce_dq(p, s, true); });
       break;
     default:
       setmaxnreg_dec<T.kOtherRegisters>();
       do_tiles<T>(p, shared, [&](auto& s) {
+        if (role == BackwardRole::accumulate_dq) reduce_dq(p, s, false);
         if constexpr (T.two_cta) {
           if (role == BackwardRole::mma && elect_one())
             cta_rank<T>() == 0 ? mainloop_two_cta_mma(p, s) : relay_ds(p, s);

@@ -94,7 +94,6 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
         mma_dp();
         mma_dv(false);
       }
-      tcgen05_commit<1>(&s.sums_ready);
     }
     mbarrier_arrive(&s.kv_empty);
   }

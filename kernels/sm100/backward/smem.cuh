@@ -26,8 +26,8 @@ struct TwoCtaBarriers {
   alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
   u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
   u64 qt_empty, doutt_empty;
-  u64 ds_written;                 // leader: 4 warps per CTA have written their half of dS
-  u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: received in both CTAs
+  u64 ds_written;                 // 4 warps: this CTA's half of dS for its own dQ is written
+  u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: the peer has its dS
   u64 tile_signalled, tile_read;  // next tile's number received; leader: read by other CTA
   int next_tile;
 };
@@ -62,16 +62,18 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   // A barrier's name states what is true after the wait; kernel.cuh lists the arrivals. In a CTA pair only the leader's
   // barriers gate products; they receive the arrivals of both CTAs.
   alignas(8) u64 k_tma_full, v_tma_full;
-  u64 q_tma_full[T.q_stages], q_empty[T.q_stages], dout_tma_full[T.dout_stages], dout_empty[T.dout_stages];
-  u64 kv_empty;  // kTileWarps arrivals: tile, keys and values were read
+  u64 q_tma_full[T.q_stages], dout_tma_full[T.dout_stages];
+  u64 q_empty[T.q_stages], dout_empty[T.dout_stages];  // unused in a pair: s_ready and dp_ready signal the same
+  u64 kv_empty;                                        // kTileWarps arrivals: tile, keys and values were read
   // The results are in tensor memory. After dp_ready all products of the previous iteration are complete (CTA pair:
   // except dQ).
   u64 s_ready[T.s_slots()], dp_ready;
-  u64 p_ready[T.p_parts()], ds_ready;                    // 4 warps of each MMA warpgroup
-  u64 s_empty;                                           // 4 warps each; dk pass and CTA pair: scores were read
-  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];  // empty: 4 warps
-  u64 sums_ready;                                        // dk and dv of the tile are complete
-  u64 lse_delta_tma_full[2], lse_delta_empty[2];         // T.lse_delta_alone(); empty: by commit, unused in a pair
+  u64 p_ready[T.p_parts()], ds_ready;                        // 4 warps of each MMA warpgroup
+  u64 s_empty;                                               // 4 warps each; dk pass and CTA pair: scores were read
+  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];      // empty: 4 warps have loaded dq
+  u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
+  u64 dv_ready;                                              // dv pass: dv of the tile is complete
+  u64 lse_delta_tma_full[2], lse_delta_empty[2];             // T.lse_delta_alone(); empty: by commit, unused in a pair
   // barriers of the two passes' ring
   u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
   // Operands that have arrived and are zeroed beyond the sequence.
@@ -80,7 +82,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   NBlockWork tile;  // valid after k_tma_full and k_full(); n_block -1: no tile
   u32 tensor_memory;
 
-  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 4 : 0) + 1 + T.has_relay_warp();
+  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 5 : 0) + 1 + T.has_relay_warp();
 
   TANDEM_DEVICE u64* k_full() { return T.has_relay_warp() ? &k_peer_full : &k_tma_full; }
   TANDEM_DEVICE u64* v_full() { return T.has_relay_warp() ? &v_peer_full : &v_tma_full; }
@@ -152,7 +154,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   constexpr int kComputeWarps = 4 * T.kComputing;
   constexpr int ctas = T.ctas();
-  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.sums_ready}) mbarrier_init(barrier, 1);
+  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.dv_ready}) mbarrier_init(barrier, 1);
   for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, ctas);
   for (int i = 0; i < T.q_stages; ++i) {
     for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
@@ -179,7 +181,7 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
       mbarrier_init(barrier, 1);
     for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
       mbarrier_init(barrier, ctas);
-    mbarrier_init(&s.two_cta.ds_written, 4 * ctas);
+    mbarrier_init(&s.two_cta.ds_written, 4);
   }
   mbarrier_init(&s.kv_empty, s.kTileWarps);
   for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);
@@ -188,6 +190,10 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   for (int i = 0; i < T.dq_pieces(); ++i) {
     mbarrier_init(&s.dq_ready[i], 1);
     mbarrier_init(&s.dq_empty[i], 4 * ctas);
+  }
+  for (int i = 0; i < T.dq_stages; ++i) {
+    mbarrier_init(&s.dq_slot_full[i], 4);
+    mbarrier_init(&s.dq_slot_free[i], 1);
   }
   fence_mbarrier_init();
   fence_proxy_async();

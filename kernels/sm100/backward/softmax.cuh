@@ -82,10 +82,7 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
       if constexpr (T.captured_per_tile)
         add_tile<T, T.kCtaKeys>(p, sequence, step.head, step.m_block, first_key / T.kCtaKeys, sum);
     }
-    if (any) {
-      mbarrier_wait(&s.sums_ready, summed & 1);
-      ++summed;
-    }
+    if (any) wait_for_gradients(s, steps, summed);
     store_tile<T>(p, s, index, any);
     if (index == 0 && warp == 0 && elect_one()) tma_store_wait_read();
     __syncwarp();

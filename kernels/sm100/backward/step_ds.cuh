@@ -17,13 +17,14 @@ TANDEM_DEVICE u16* ds_place(SharedStorage<T>& s, int index) {
   if constexpr (T.makes_dk()) return s.ds + index * kHalf;
   return nullptr;
 }
-// Signals the leader for a warp's rows of this CTA's half, or sends the rows of the other half.
+// Signals a warp's rows of this CTA's half, or sends the rows of the other half. A thread outside the MMA warpgroups
+// signals the leader (relay_ds), because a release at cluster scope is slow.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void send_ds(SharedStorage<T>& s, int index, int warp) {
   const int rank = cta_rank<T>();
   __syncwarp();
   if (!elect_one()) return;
-  if (index == rank) return arrive_at_leader<T>(&s.two_cta.ds_written, true);
+  if (index == rank) return mbarrier_arrive(&s.two_cta.ds_written);
   constexpr int kOfWarp = 32 * T.queries_of_warpgroup();
   bulk_send(s.ds + rank * (4 * kOfWarp) + warp * kOfWarp, s.ds_sent + warp * kOfWarp, 2 * kOfWarp,
             &s.two_cta.ds_tma_full, rank ^ 1);

@@ -42,12 +42,12 @@ struct TwoCtaLoads {
   }
   TANDEM_DEVICE void load(const SequenceCoords& sequence, const MBlockIterator<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
-    load_rows(s.q[0], {&p.q, row, head, batch}, &s.q_tma_full[0], &s.q_empty[0]);
+    load_rows(s.q[0], {&p.q, row, head, batch}, &s.q_tma_full[0], s.s_ready);
     u64* const lse_delta_tma_full = &s.lse_delta_tma_full[steps & 1];
     mbarrier_expect_tx(lse_delta_tma_full, sizeof s.lse_delta[0]);
     bulk_load(s.lse_delta[steps & 1], p.lse_delta + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
               sizeof s.lse_delta[0], lse_delta_tma_full);
-    load_rows(s.dout[0], {&p.dout, row, head, batch}, &s.dout_tma_full[0], &s.dout_empty[0]);
+    load_rows(s.dout[0], {&p.dout, row, head, batch}, &s.dout_tma_full[0], &s.dp_ready);
     load_columns(s.doutt, {&p.dout, row, head, batch}, &s.two_cta.doutt_tma_full, &s.two_cta.doutt_empty);
     load_columns(s.qt, {&p.q, row, head, batch}, &s.two_cta.qt_tma_full, &s.two_cta.qt_empty);
     ++steps;
@@ -88,8 +88,7 @@ TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
   s.tile = {-1, 0, 0, 0, 0};
   mbarrier_arrive(&s.k_tma_full);
   // The leader's commits signal free buffers, and must not signal a CTA that has ended.
-  for (u64* empty : {&s.q_empty[0], &s.dout_empty[0], &s.two_cta.doutt_empty, &s.two_cta.qt_empty})
-    mbarrier_wait(empty, (steps.steps & 1) ^ 1);
+  for (u64* empty : {&s.two_cta.doutt_empty, &s.two_cta.qt_empty}) mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }
 
 // Signals the leader after operands have arrived. Before the signal the relay zeroes rows beyond a sequence.

@@ -57,8 +57,8 @@ struct TwoCtaProducts {
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_s(), k + in_row(c, kBlock), q + in_row(c, kBlock / 2), kScoreProduct, c > 0);
+    // One commit per product: PTX does not specify which CTAs an empty multicast commit signals.
     tcgen05_commit<2>(s.s_ready);
-    tcgen05_commit<2>(&s.q_empty[0]);
     ++scores;
   }
   TANDEM_DEVICE void mma_dp() {
@@ -68,7 +68,6 @@ struct TwoCtaProducts {
     for (int c = 0; c < T.head_dim_v / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dp(), v + in_row(c, kBlock), dout + in_row(c, kBlock / 2), kScoreProduct, c > 0);
     tcgen05_commit<2>(&s.dp_ready);
-    tcgen05_commit<2>(&s.dout_empty[0]);
   }
   TANDEM_DEVICE void mma_dv(bool first) {
     wait_peer_full(&s.two_cta.doutt_peer_full, steps & 1);
@@ -92,10 +91,10 @@ struct TwoCtaProducts {
     tcgen05_commit<2>(&s.two_cta.qt_empty);
   }
   TANDEM_DEVICE void mma_dq(bool last) {
-    wait_cluster(&s.two_cta.ds_written, summed & 1);
     mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
-    wait_cluster(&s.two_cta.ds_tma_full, summed & 1);
-    wait(&s.two_cta.ds_peer_full, summed & 1);
+    wait(&s.two_cta.ds_written, summed & 1);
+    wait(&s.two_cta.ds_tma_full, summed & 1);
+    wait_cluster(&s.two_cta.ds_peer_full, summed & 1);
     if (last) {
       wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
     } else {
@@ -106,8 +105,6 @@ struct TwoCtaProducts {
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
-    // Commit now: PTX does not specify which barriers a later commit signals if no MMA is outstanding.
-    if (last) tcgen05_commit<2>(&s.sums_ready);
     ++summed;
   }
 
@@ -143,7 +140,7 @@ TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T
   }
 }
 
-// The thread of this role in the other CTA signals the leader when its half of dS has arrived.
+// The thread of this role in the other CTA signals the leader when its dS is written and received.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
   u32 steps = 0;
@@ -155,8 +152,9 @@ TANDEM_DEVICE void relay_ds(const BackwardParams& p, SharedStorage<T>& s) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ++steps) {
       mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);
-      mbarrier_wait_cluster(&s.two_cta.ds_tma_full, steps & 1);
-      arrive_at_leader<T>(&s.two_cta.ds_peer_full);
+      mbarrier_wait(&s.two_cta.ds_written, steps & 1);
+      mbarrier_wait(&s.two_cta.ds_tma_full, steps & 1);
+      arrive_at_leader<T>(&s.two_cta.ds_peer_full, true);
     }
     mbarrier_arrive(&s.kv_empty);
   }

@@ -122,7 +122,7 @@ TANDEM_DEVICE void mainloop_two_pass_mma(const BackwardParams& p, SharedStorage<
     if (steps.left > 0) {
       products.first = true;
       in_order<T>(steps, products);
-      tcgen05_commit<1>(&s.sums_ready);
+      if constexpr (!T.makes_dk()) tcgen05_commit<1>(&s.dv_ready);
     }
     mbarrier_arrive(&s.kv_empty);
   }

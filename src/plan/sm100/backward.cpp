@@ -34,6 +34,8 @@ bool uses_spt(const Problem& p, const Sm100BackwardConfig& config, const Sm100Ba
   return p.batch_invariant || bytes <= tuning.spt_l2_bytes;
 }
 
+constexpr int kMinRingBlocks = 5;  // their products take longer than a load
+
 void set_head_dims(const Problem& p, int64_t multiple, Sm100BackwardConfig* config) {
   config->head_dim = static_cast<int>(round_up(p.head_dim, multiple));
   config->head_dim_v = static_cast<int>(round_up(p.head_dim_v, multiple));
@@ -60,13 +62,14 @@ Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardT
   t.two_cta = uses_two_cta(p, tuning);
   set_head_dims(p, t.two_cta ? 128 : 16, &t);
   if (t.two_cta) {
-    t.q_stages = t.dout_stages = t.dq_stages = 1;
+    t.q_stages = t.dout_stages = 1;
+    t.dq_stages = 2;
   } else if (!set_one_cta_stages(&t)) {
     // Tensor memory has no space for all accumulators of wide heads: dk and dq, then dv, in two passes.
     set_head_dims(p, 64, &t);
     t.accumulators = Accumulators::dk;
     t.q_stages = t.dout_stages = 1;
-    t.dq_stages = 2;
+    t.dq_stages = t.ring_blocks() > kMinRingBlocks ? 4 : 2;  // two more slots take a block of the ring
   }
   t.spt = uses_spt(p, t, tuning);
   return t;

@@ -188,8 +188,8 @@ class BackwardStores {
                       t->dq_part_floats() * kFloat);
       }
     } else {
-      ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, 0) * kInt, kInt);
       for (int cta = 0; cta < t->ctas(); ++cta) {
+        ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, cta) * kInt, kInt);
         for (const int column : {0, t->dq_columns() - t->dq_part_columns()})
           ranges_.store("workspace.dq_accum", dq_of_cta(t, p, at, cta), dq_column_at(t, column) * kFloat,
                         t->dq_part_floats() * kFloat);

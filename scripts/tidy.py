@@ -22,7 +22,7 @@ def sources_of(unit):
 
 
 def tidy(database, unit):
-    """Returns the findings in a unit, or "" if there are none."""
+    """Returns the findings in a unit, or "" if the unit has no finding."""
     # A unit of CMake includes sources.
     command = ["clang-tidy-16", "--quiet", "--checks=-bugprone-suspicious-include", "-p", database, unit]
     done = subprocess.run(command, capture_output=True, text=True)

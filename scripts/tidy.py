@@ -3,7 +3,7 @@
 
     scripts/tidy.py <build folder> <jobs> <file>...
 
-Each unit of the compilation database is checked once, and files that several targets compile are checked in one of them.
+Each unit of the compilation database is checked once. Files that several targets compile are checked in one of them.
 """
 
 import concurrent.futures
@@ -41,7 +41,8 @@ def main():
         left.difference_update(sources_of(unit))
         units.append(unit)
     if left:
-        sys.exit(f"{build}/compile_commands.json must have these files: configure it again for {' '.join(sorted(left))}")
+        missing = " ".join(sorted(left))
+        sys.exit(f"{build}/compile_commands.json must have these files: configure it again for {missing}")
     with concurrent.futures.ThreadPoolExecutor(int(jobs)) as pool:
         found = [text for text in pool.map(lambda unit: tidy(build, unit), units) if text]
     for text in found:

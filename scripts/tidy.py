@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy over the sources of a unity build, because most of its time is spent in the standard library's headers.
+"""Runs clang-tidy over units of a unity build, because most of its time is spent in the standard library's headers.
 
     scripts/tidy.py <build folder> <jobs> <file>...
 

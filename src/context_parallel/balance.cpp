@@ -12,10 +12,10 @@ struct OpenPiece {
   int64_t begin_pairs = 0, end_pairs = 0;
 };
 
-// The open pieces in their order, as one sequence that closes to a ring.
-class OpenRing {
+// The open pieces in their order, as one sequence without gaps.
+class OpenTokens {
  public:
-  OpenRing(const WorkCurve& work, const PackedTokens& packed) : work_(work), packed_(packed) {
+  OpenTokens(const WorkCurve& work, const PackedTokens& packed) : work_(work), packed_(packed) {
     pieces_.push_back({0, packed.total(), 0, work.total()});
     sum_pieces();
   }
@@ -23,15 +23,11 @@ class OpenRing {
   int64_t tokens() const { return tokens_.back(); }
   int64_t pairs() const { return pairs_.back(); }
 
-  // The pairs of the window [at, at + size) of the ring.
-  int64_t window(int64_t at, int64_t size) const {
-    const int64_t end = at + size;
-    return end <= tokens() ? before(end) - before(at) : pairs() - before(at) + before(end - tokens());
-  }
+  // The pairs of the window [at, at + size).
+  int64_t window(int64_t at, int64_t size) const { return before(at + size) - before(at); }
 
   // Moves the window [at, at + size) to `cuts`.
   void take(int64_t at, int64_t size, int32_t rank, std::vector<PackedCut>& cuts) {
-    const int64_t end = at + size;
     std::vector<OpenPiece> rest;
     rest.reserve(pieces_.size() + 1);
     for (size_t n = 0; n < pieces_.size(); ++n) {
@@ -40,11 +36,9 @@ class OpenRing {
         const int64_t packed = piece.begin + std::clamp(offset - tokens_[n], int64_t{0}, piece.end - piece.begin);
         return std::clamp(packed_.nearest_cut(packed), piece.begin, piece.end);
       };
-      // A window over the end of the sequence is its last and its first part.
-      const int64_t head = end > tokens() ? cut(end - tokens()) : piece.begin, first = cut(at), last = cut(end);
-      if (piece.begin < head) cuts.push_back({piece.begin, head, rank});
-      if (head < first) rest.push_back({head, first, pairs_before(piece, head), pairs_before(piece, first)});
-      if (std::max(head, first) < last) cuts.push_back({std::max(head, first), last, rank});
+      const int64_t first = cut(at), last = cut(at + size);
+      if (piece.begin < first) rest.push_back({piece.begin, first, piece.begin_pairs, pairs_before(piece, first)});
+      if (first < last) cuts.push_back({first, last, rank});
       if (last < piece.end) rest.push_back({last, piece.end, pairs_before(piece, last), piece.end_pairs});
     }
     pieces_ = std::move(rest);
@@ -76,7 +70,7 @@ class OpenRing {
   const WorkCurve& work_;
   const PackedTokens& packed_;
   std::vector<OpenPiece> pieces_;
-  std::vector<int64_t> tokens_, pairs_;  // in the ring, before each piece and at the end
+  std::vector<int64_t> tokens_, pairs_;  // open ones before each piece and at the end
 };
 
 // Returns a position strictly between low and high, near the zero of the line through both excesses. Integers give the
@@ -95,15 +89,15 @@ int64_t interpolate(int64_t low, int64_t high, int64_t low_excess, int64_t high_
 
 // Returns the begin of a window of `size` tokens with about `target` pairs. The last tokens, then the first ones, are
 // preferred if they have from `least` to `most` pairs, because they add only one cut.
-int64_t find_window(const OpenRing& ring, int64_t size, int64_t target, int64_t least, int64_t most) {
+int64_t find_window(const OpenTokens& open, int64_t size, int64_t target, int64_t least, int64_t most) {
   const int64_t enough = target / 256;
-  const auto excess = [&](int64_t at) { return ring.window(at, size) - target; };
-  int64_t high = ring.tokens() - size, high_excess = excess(high);
+  const auto excess = [&](int64_t at) { return open.window(at, size) - target; };
+  int64_t high = open.tokens() - size, high_excess = excess(high);
   if (least <= target + high_excess && target + high_excess <= most) return high;
   int64_t low = 0, low_excess = excess(low);
   if (least <= target + low_excess && target + low_excess <= most) return low;
-  // Among the first and the last window and a tiling of the ring, some windows lie on both sides of the mean.
-  for (int64_t at = size; (low_excess < 0) == (high_excess < 0) && at + size <= ring.tokens(); at += size) {
+  // Windows that tile the sequence have pairs on both sides of their mean, or equal pairs.
+  for (int64_t at = size; (low_excess < 0) == (high_excess < 0) && at + size <= open.tokens(); at += size) {
     high = at;
     high_excess = excess(at);
   }
@@ -180,13 +174,13 @@ int64_t WorkCurve::in_document(size_t document, int64_t queries) const {
 std::vector<PackedCut> balanced_cuts(const WorkCurve& work, int32_t ranks, const PackedTokens& tokens) {
   std::vector<PackedCut> cuts;
   cuts.reserve(2 * static_cast<size_t>(ranks));
-  OpenRing ring(work, tokens);
-  const int64_t mean = ring.pairs() / ranks;
-  for (int32_t rank = ranks - 1; rank >= 0 && ring.tokens() > 0; --rank) {
-    const int64_t size = ceil_div(ring.tokens(), rank + 1), target = ring.pairs() / (rank + 1);
+  OpenTokens open(work, tokens);
+  const int64_t mean = open.pairs() / ranks;
+  for (int32_t rank = ranks - 1; rank >= 0 && open.tokens() > 0; --rank) {
+    const int64_t size = ceil_div(open.tokens(), rank + 1), target = open.pairs() / (rank + 1);
     // A rank with less than the target raises the target of the other ranks, which must stay near the mean.
     const int64_t least = target <= mean + mean / 64 ? target - target / 64 : target, most = mean + mean / 32;
-    ring.take(rank == 0 ? 0 : find_window(ring, size, target, least, most), size, rank, cuts);
+    open.take(rank == 0 ? 0 : find_window(open, size, target, least, most), size, rank, cuts);
   }
   return cuts;
 }

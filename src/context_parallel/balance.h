@@ -1,9 +1,9 @@
 // Cuts the packed queries so that each rank has the same tokens and the same visible pairs, for any mask.
 //
-// The queries form a ring of beads. Windows of tokens / ranks beads have tokens / ranks tokens, and their mean work is
-// the mean of all. Some window therefore has the mean work, because the work of a window changes gradually with its
-// position. A rank gets this window, the ring closes, and the rest is divided in the same way. Each window adds at most
-// two cuts. A causal document becomes a zigzag:
+// Windows of tokens / ranks queries tile the sequence, and their mean work is the mean of all ranks. Some window has
+// exactly the mean work, because the work of a window changes gradually with its position. A rank gets this window, the
+// gap closes, and the rest is divided in the same way. A window adds at most two cuts. A causal document on 3 ranks
+// becomes a zigzag:
 //
 //     rank 0   rank 1   rank 2 rank 2   rank 1   rank 0
 #pragma once

@@ -71,6 +71,20 @@ TEST(BalancedLayout, HasLargestOverMeanOf105) {
   }
 }
 
+// Each window at the end has slightly less than the mean of the rest, which would raise the mean of the last ranks.
+TEST(BalancedLayout, DoesNotDrift) {
+  ContextCase c;
+  c.ranks = 64;
+  c.layout = LayoutKind::balanced;
+  int64_t keys = 100'000'000;
+  for (int64_t rest = 64; rest > 0; --rest) {
+    const int64_t k_len = rest == 1 ? keys : keys / rest - keys / rest / 65;
+    c.documents.insert(c.documents.begin(), {1000, k_len, 0});
+    keys -= k_len;
+  }
+  EXPECT_LE(largest_over_mean(c.plan()), 1.05);
+}
+
 TEST(BalancedLayout, HasFewCuts) {
   for (const int32_t ranks : {2, 7, 64}) {
     for (const int64_t left : {TANDEM_UNBOUNDED, int64_t{1000}}) {

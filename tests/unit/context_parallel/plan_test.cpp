@@ -36,6 +36,13 @@ void expect_step(const ContextCase& c, const ContextPlan& plan, const ContextSte
   ASSERT_EQ(s.pairs, pairs);
   ASSERT_TRUE(first_q && last_q && first_k && last_k) << "rows or keys at the ends see nothing";
   ASSERT_EQ(s.mask == StepMask::full, pairs == s.q.count * s.k.count);
+  // Distances are absolute, because ALiBi depends on them, and bounds are the problem's.
+  if (s.q.stride == 1) {
+    const int64_t diagonal = c.documents[static_cast<size_t>(s.q.document)].diagonal;
+    ASSERT_EQ(s.diagonal, s.q.begin - s.k.begin + diagonal);
+    ASSERT_TRUE(s.window_left == TANDEM_UNBOUNDED || s.window_left == c.left);
+    ASSERT_TRUE(s.window_right == TANDEM_UNBOUNDED || s.window_right == c.right);
+  }
   ASSERT_EQ(s.peer, plan.peer(s.rank, s.round));
   ASSERT_EQ(s.rank, plan.reader(s.peer, s.round));
   for (int64_t i = 0; i < s.q.count; ++i) {
@@ -82,8 +89,11 @@ TEST(RandomContextPlans, OwnersOfKeysSeeTheSameSteps) {
     std::multiset<StepKey> by_queries, by_keys;
     for (int32_t rank = 0; rank < c.ranks; ++rank) {
       for (const ContextStep& s : plan.steps(rank)) by_queries.insert(key_of(s));
+      int32_t round = 0;
       for (const ContextStep& s : plan.key_steps(rank)) {
         ASSERT_EQ(s.peer, rank);
+        ASSERT_LE(round, s.round) << "steps must be sorted by round";
+        round = s.round;
         by_keys.insert(key_of(s));
       }
     }
@@ -215,7 +225,10 @@ TEST(ContextPlans, CountTwoToThe31Tokens) {
         c.right = INT64_MIN;
         EXPECT_EQ(total(c.plan()), 0);
         c.documents[0].diagonal = int64_t{1} << 33;
-        c.right = 0;
+        c.right = INT64_MAX - 1;
+        EXPECT_EQ(total(c.plan()), n * n);
+        c.left = INT64_MAX - 1;
+        c.documents[0].diagonal = -(int64_t{1} << 33);
         EXPECT_EQ(total(c.plan()), n * n);
       }
     }

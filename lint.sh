@@ -55,7 +55,7 @@ if $layout; then
 fi
 
 if $tidy; then
-  [ -f build/tidy/build.ninja ] || quietly "Configuring clang-tidy" cmake --preset clang -B build/tidy -DTANDEM_UNITY=ON
+  quietly "Configuring clang-tidy" cmake --preset clang -B build/tidy -DTANDEM_UNITY=ON
   mapfile -t sources < <(files '\./(cli|sass/cli|sass/src|src|vgpu/src)/.*\.cpp')
   scripts/tidy.py build/tidy "$(jobs_at_once)" "${sources[@]}"
 fi

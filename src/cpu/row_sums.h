@@ -50,15 +50,17 @@ struct Probabilities {
 
 // A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention has no such
 // error if one key dominates the row. In a broad row, whose lse is near log(keys), the sums over many rows hide the
-// error.
+// error. Few rows hide no error, so that their limit in float32 is lower.
 template <int Degree>
 inline bool is_lse_too_short(const Piece& piece, const PanelRows& rows, int lane) {
   constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
+  constexpr float kExactInFewRows = Degree == 6 ? 1.0f : kExactEnough;
   constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
   constexpr int64_t kManyRows = 256;
+  const bool has_few_rows = piece.sequence.q_len * piece.heads < kManyRows;
   const float lse = lse_of(piece, rows, lane), magnitude = lse < 0 ? -lse : lse;
-  if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return false;
-  if (lse < 0 || lse >= kBroadMax || piece.sequence.q_len * piece.heads < kManyRows) return true;
+  if (!(magnitude >= (has_few_rows ? kExactInFewRows : kExactEnough) && magnitude < kInfinity)) return false;
+  if (lse < 0 || lse >= kBroadMax || has_few_rows) return true;
   return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(rows.key_end[lane] - rows.key_begin[lane]);
 }
 

@@ -35,6 +35,9 @@ TANDEM_DEVICE void store_columns(const SplitParams& split, i64 at, const float (
   }
 }
 
+// The splits whose loads are in flight together.
+constexpr int kSplitsAtOnce = 8;
+
 // A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to 16
 // bytes.
 template <auto T>
@@ -60,12 +63,23 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   for (int column = lane * kCombineColumns; column < p.head_dim_v; column += split.lanes * kCombineColumns) {
     float out[kCombineColumns] = {};
 #pragma unroll 1
-    for (int n = 0; n < split.count; ++n) {
-      if (lse(n) == -kInfinity) continue;
-      const float weight = expf(lse(n) - largest) * inverse;
-      const Chunk x = *reinterpret_cast<const Chunk*>(from + n * (split.batches * p.out_batch) + column);
+    for (int first = 0; first < split.count; first += kSplitsAtOnce) {
+      Chunk x[kSplitsAtOnce];
+      float part[kSplitsAtOnce];
 #pragma unroll
-      for (int c = 0; c < kCombineColumns; ++c) out[c] = fmaf(weight, __uint_as_float(x.x[c]), out[c]);
+      for (int i = 0; i < kSplitsAtOnce; ++i) part[i] = first + i < split.count ? lse(first + i) : -kInfinity;
+#pragma unroll
+      for (int i = 0; i < kSplitsAtOnce; ++i) {
+        if (part[i] == -kInfinity) continue;
+        x[i] = *reinterpret_cast<const Chunk*>(from + (first + i) * (split.batches * p.out_batch) + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kSplitsAtOnce; ++i) {
+        if (part[i] == -kInfinity) continue;
+        const float weight = expf(part[i] - largest) * inverse;
+#pragma unroll
+        for (int c = 0; c < kCombineColumns; ++c) out[c] = fmaf(weight, __uint_as_float(x[i].x[c]), out[c]);
+      }
     }
     store_columns<T>(split, to + column, out);
   }

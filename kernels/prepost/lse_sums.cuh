@@ -7,7 +7,7 @@ template <class Lse>
 TANDEM_DEVICE float largest_lse(const Lse& lse, int parts) {
   float largest = -kInfinity;
   bool defined = true;
-#pragma unroll 1
+#pragma unroll 8  // the loads are in flight together
   for (int n = 0; n < parts; ++n) {
     const float part = lse(n);
     defined = defined && part < kInfinity;
@@ -19,7 +19,7 @@ TANDEM_DEVICE float largest_lse(const Lse& lse, int parts) {
 template <class Lse>
 TANDEM_DEVICE float sum_exp_lse(const Lse& lse, int parts, float largest) {
   float sum = 0;
-#pragma unroll 1
+#pragma unroll 8  // the loads are in flight together
   for (int n = 0; n < parts; ++n) sum += expf(lse(n) - largest);
   return sum;
 }

@@ -64,6 +64,9 @@ struct WorkTiles {
   }
 };
 
+// The iterations of a tile that remain when a CTA takes its next tile from the counter.
+constexpr int kTakeAhead = 5;
+
 // The keys of a tile.
 struct KeyCoords {
   int begin, head, batch;
@@ -86,7 +89,14 @@ TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const
   }
 }
 
-// One thread loads queries, and keys and values from last to first. During the first loads the thread takes the next
+// When all values are released, all tiles are complete. No other CTA of the cluster arrives here any more.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void wait_for_all_tiles(SharedStorage<T>& s, PipelineState<T.stages> ring) {
+#pragma unroll 1
+  for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.index], ring.phase ^ 1);
+}
+
+// One thread loads queries, and keys and values from last to first. Before the last loads the thread takes the next
 // tile and loads its queries if registers hold the current ones. A retry is taken when its slot is needed or no tiles
 // are left. Each extra instruction delays the MMA warps, and other roles in this branch would cost uniform registers.
 template <Sm90ForwardConfig T>
@@ -121,26 +131,33 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     load_v(at_hand);
   };
 
-  for (bool idle = false;;) {
-    const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
-    if (idle && !more) break;
-    if (more && T.q_in_registers()) tiles.load_q(tile_idx);
+  // Loads iterations of the current tile until `left` remain.
+  auto load_until = [&](int left) {
     if constexpr (T.options.block_mask) {
 #pragma unroll 1
-      for (; steps > 0; --steps) load_step();
+      for (; steps > left; --steps) load_step();
     } else {
 #pragma unroll 1
-      for (; n_block >= begin; --n_block) {
+      for (; n_block >= begin + left; --n_block) {
         if (n_block > begin) load_k(n_block - 1);
         load_v(n_block);
       }
     }
+  };
+  for (bool idle = false;;) {
+    // The counter has the longest remaining tile. A CTA takes it near the end of the current tile, so that the first
+    // CTA to end gets it. The counter's latency overlaps the load of one iteration.
+    if (p.counter) load_until(kTakeAhead);
+    if (tile_idx > 0 && !tiles.last(tile_idx).strict)
+      counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
+    load_until(T.options.block_mask ? max(steps - 1, 0) : max(n_block - begin, 0));
+    const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
+    if (idle && !more) break;
+    if (more && T.q_in_registers()) tiles.load_q(tile_idx);
+    load_until(0);
     idle = !more;
     if (idle) {
-      // When all values are released, all tiles are complete. No other CTA of the cluster arrives here any more.
-      PipelineState<T.stages> ring = v_ring;
-#pragma unroll 1
-      for (int i = 0; i < T.stages; ++i, ring.advance()) mbarrier_wait(&s.v_empty[ring.index], ring.phase ^ 1);
+      wait_for_all_tiles(s, v_ring);
       continue;
     }
     const Sm90Work& work = tiles.last(tile_idx);
@@ -157,15 +174,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       n_block = n_blocks.end - 1, begin = n_blocks.begin;
     }
     load_k(n_block);
-    if (!work.strict) counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
     if (!T.q_in_registers()) tiles.load_q(tile_idx);
-    if constexpr (T.options.block_mask) {
-      load_step();
-      --steps;
-    } else {
-      if (n_block > begin) load_k(n_block - 1);
-      load_v(n_block--);
-    }
   }
   tiles.signal_end(tile_idx);
 }

@@ -37,7 +37,7 @@ def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
             if x.sink is not None:
                 total = torch.logaddexp(total, x.sink[head].to(dtype))
             p = (s - total).exp().nan_to_num(0.0)  # rows without keys
-            delta = ((lost(p) @ wide_v) * dout[rows]).sum(1, keepdim=True)
+            delta = (lost(lost(p) @ wide_v) * dout[rows]).sum(1, keepdim=True)  # from out as it is stored
             ds = p * (dout[rows] @ wide_v.T - delta)
             if cell.softcap:
                 ds *= 1 - (s / cell.softcap).clamp_min(-1) ** 2  # ds is 0 for hidden keys

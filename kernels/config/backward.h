@@ -28,6 +28,9 @@ struct BackwardParams : ForwardParams {
   float* lse_delta;   // -lse in log2 units, then delta = sum(dout * out) - dlse
   float* dq_accum;    // Sm90BackwardConfig::dq_floats()
   int* dq_semaphore;  // number of n_blocks added so far
+  // Sm90BackwardConfig::dq_split: the ranges of n_blocks, and the n_blocks of one. Each has its own dq_accum and
+  // dq_semaphore, and bwd_postprocess adds the sums in the order of ranges.
+  int dq_splits, dq_split_n_blocks;
   // For each (sequence, key head, n_block) and each split (not split_q_heads): Sm90BackwardConfig::dkv_floats().
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far

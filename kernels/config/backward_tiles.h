@@ -53,6 +53,11 @@ TANDEM_HOST_DEVICE bool splits_q_heads(Config t) {
   return false;
 }
 template <class Config>
+TANDEM_HOST_DEVICE bool splits_dq(Config t) {
+  if constexpr (requires { t->dq_split; }) return t->dq_split;
+  return false;
+}
+template <class Config>
 TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
   if constexpr (requires { t->single_n_block; }) return t->single_n_block;
   return false;
@@ -89,6 +94,20 @@ TANDEM_HOST_DEVICE int count_n_blocks(Config t, const BackwardParams& p, const S
   const int end = smaller(keys.end, s.k_len);
   if (last < first || larger(0, keys.begin) >= end) return 0;
   return (end - 1) / t->tile_n() - first_n_block(t, p, s, m_block) + 1;
+}
+// The number of ranges of n_blocks with separate sums of dq.
+template <class Config>
+TANDEM_HOST_DEVICE int dq_splits(Config t, const BackwardParams& p) {
+  return splits_dq(t) ? p.dq_splits : 1;
+}
+// The number of n_blocks of a range that add to an m_block's dq.
+template <class Config>
+TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, int m_block,
+                                            int dq_split) {
+  const int count = count_n_blocks(t, p, s, m_block);
+  if (!splits_dq(t) || count == 0) return count;
+  const int first = first_n_block(t, p, s, m_block), begin = dq_split * p.dq_split_n_blocks;
+  return larger(0, smaller(first + count, begin + p.dq_split_n_blocks) - larger(first, begin));
 }
 
 // ---- Tiles ----

@@ -58,5 +58,7 @@ TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceC
     const int first = step.m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
     return (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n() - n_block;
   }
-  return n_block - first_n_block<T>(p, s, step.m_block);
+  const int first = first_n_block<T>(p, s, step.m_block);
+  if constexpr (splits_dq(constant<T>)) return n_block - max(first, n_block - n_block % p.dq_split_n_blocks);
+  return n_block - first;
 }

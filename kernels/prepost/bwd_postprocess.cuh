@@ -31,8 +31,27 @@ struct PostprocessDq {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(at.block) * T.dq_floats() +
                                                                threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
                                begin / 2 * kThreads + threadIdx.x % kThreads;
+    if constexpr (splits_dq(constant<T>)) {
+      sum_splits(sums);
+    } else {
 #pragma unroll
-    for (int n = 0; n < kPairs / 2; ++n) x[n] = at.nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
+      for (int n = 0; n < kPairs / 2; ++n) x[n] = at.nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
+    }
+  }
+  // Adds the sums of the ranges that have n_blocks for this m_block.
+  TANDEM_DEVICE void sum_splits(const float4* sums) {
+#pragma unroll
+    for (float4& sum : x) sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int split = 0; split < p.dq_splits; ++split) {
+      if (count_split_n_blocks(constant<T>, p, s, m_block, split) == 0) continue;
+      const float4* const from = sums + dq_block_at(constant<T>, p, 0, split) * (T.dq_floats() / 4);
+#pragma unroll
+      for (int n = 0; n < kPairs / 2; ++n) {
+        const float4 more = from[n * kThreads];
+        x[n].x += more.x, x[n].y += more.y, x[n].z += more.z, x[n].w += more.w;
+      }
+    }
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }
@@ -89,12 +108,15 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& 
     grid_dependency_wait();
     return *semaphores == 0;
   }
-  const int all = count_n_blocks<T>(p, s, m_block);
   if (threadIdx.x < T.dq_semaphores()) {
-    while (load_acquire(semaphores + threadIdx.x) != all) sleep(100);
+    for (int split = 0; split < dq_splits(constant<T>, p); ++split) {
+      const int all = count_split_n_blocks(constant<T>, p, s, m_block, split);
+      const i64 at = dq_semaphore_at(constant<T>, dq_block_at(constant<T>, p, 0, split), threadIdx.x);
+      while (load_acquire(semaphores + at) != all) sleep(100);
+    }
   }
   __syncthreads();
-  return all == 0;
+  return count_n_blocks<T>(p, s, m_block) == 0;
 }
 template <auto T>
 TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int block) {

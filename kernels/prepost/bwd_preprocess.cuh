@@ -52,7 +52,10 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
-  if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[dq_semaphore_at(constant<T>, block, threadIdx.x)] = 0;
+  for (int split = 0; split < dq_splits(constant<T>, p); ++split) {
+    const i64 at = dq_block_at(constant<T>, p, block, split);
+    if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[dq_semaphore_at(constant<T>, at, threadIdx.x)] = 0;
+  }
   if (threadIdx.x < kBackwardCounters && block == 0) p.counter[threadIdx.x] = 0;
   if constexpr (split_q_heads<T>()) {
     for (int i = block * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;

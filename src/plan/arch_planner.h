@@ -7,6 +7,7 @@
 #include "gpu/device.h"
 #include "plan/backward_schedule.h"
 #include "plan/forward_kernel.h"
+#include "plan/forward_time.h"
 #include "plan/tuning.h"
 #include "problem/problem.h"
 
@@ -20,6 +21,7 @@ class ArchPlanner {
   // The kernel that stores the float32 results of splits of the keys.
   virtual ForwardKernel split_keys(const ForwardKernel& kernel) const = 0;
   virtual const ForwardOrderTuning& forward_order(const Tuning& tuning) const = 0;
+  virtual ForwardTimes forward_times(const ForwardKernel& kernel) const = 0;
   // The forward's block masks must have blocks of a multiple of this number of queries and of keys.
   virtual int64_t block_mask_queries() const = 0;
   virtual int64_t block_mask_keys() const = 0;

@@ -273,11 +273,11 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
     return begin;
   };
   region("workspace.counter", 3 * sizeof(int), delta);
-  t.dq_semaphore_offset =
-      region("workspace.dq_semaphore", blocks * t.tile.dq_semaphores * static_cast<int64_t>(sizeof(int)), delta);
+  t.dq_semaphore_offset = region(
+      "workspace.dq_semaphore", blocks * t.dq_splits * t.tile.dq_semaphores * static_cast<int64_t>(sizeof(int)), delta);
   t.lse_delta_offset =
       region("workspace.lse_delta", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
-  const int64_t sums = has_main(p, t) && t.accumulates_dq ? blocks * t.tile.dq_floats : 0;
+  const int64_t sums = has_main(p, t) && t.accumulates_dq ? blocks * t.dq_splits * t.tile.dq_floats : 0;
   t.dq_accum_offset = region("workspace.dq_accum", sums * static_cast<int64_t>(sizeof(float)), main);
   if (t.tile.ds_gmem && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.chunk.bytes, main);
   if (t.m_splits > 1 && (p.dk || p.dv)) {

@@ -109,6 +109,8 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->n_blocks = t.n_blocks;
   params->spt_heads = t.spt_heads;
   params->m_splits = t.m_splits;
+  params->dq_splits = t.dq_splits;
+  params->dq_split_n_blocks = t.dq_split_n_blocks;
   params->tiles = t.tiles;
   params->l2_heads = t.l2_heads;
   params->counter = reinterpret_cast<int*>(workspace);
@@ -238,7 +240,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
 std::string BackwardPass::summary(const Plan& plan) const {
   const BackwardSchedule& t = plan.backward;
   return str_cat(
-      t.grid, " blocks for ", t.tiles, " tiles, ", t.ds_chunks > 1 ? str_cat(t.ds_chunks, " strips, ") : "",
+      t.grid, " blocks for ", t.tiles, " tiles, ", t.ds_chunks > 1 ? str_cat(t.ds_chunks, " chunks, ") : "",
       t.m_splits > 1 ? str_cat("steps split by ", t.m_splits, ", ") : "",
       t.tile.spt ? str_cat(t.spt_heads, " heads from the diagonal") : str_cat("groups of ", t.l2_heads, " key heads"));
 }

@@ -21,10 +21,12 @@ struct ChunkSizes {
 
 struct BackwardSchedule {
   BackwardKernel tile;
-  int m_blocks = 0;             // per query head, over all sequences
-  int sequence_m_blocks = 0;    // dense: per sequence
-  int n_blocks = 0;             // per sequence, an upper bound
-  int m_splits = 1;             // parts of an n_block; EntryId::postprocess sums them
+  int m_blocks = 0;           // per query head, over all sequences
+  int sequence_m_blocks = 0;  // dense: per sequence
+  int n_blocks = 0;           // per sequence, an upper bound
+  int m_splits = 1;           // parts of an n_block; EntryId::postprocess sums them
+  // Ranges of n_blocks with separate sums of dq, and the n_blocks of a range.
+  int dq_splits = 1, dq_split_n_blocks = 0;
   int tiles = 0;                // m_splits of the n_blocks of all key heads and sequences
   int dkv_semaphore_count = 0;  // BackwardParams
   int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams

@@ -71,7 +71,7 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.emplace_back("mask: no bound hides a key at these lengths, so that the kernel has no mask");
   if (t.tile.ds_gmem) {
     lines.push_back(str_cat("order: blocks take tiles of keys from a counter; dS goes to memory in ", t.ds_chunks,
-                            t.ds_chunks == 1 ? " strip" : " strips", " of ", t.chunk.bytes / 1000000.0,
+                            t.ds_chunks == 1 ? " chunk" : " chunks", " of ", t.chunk.bytes / 1000000.0,
                             " MB, and a second kernel computes dq from it"));
   } else if (t.tile.single_n_block) {
     lines.emplace_back("order: one tile has all keys, so that dq is stored directly");
@@ -93,6 +93,11 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.push_back(
         str_cat("split: n_blocks are few, so that ", t.m_splits,
                 " blocks share the queries of each; their dk and dv are summed in a fixed order at the end"));
+  }
+  if (t.dq_splits > 1) {
+    lines.push_back(
+        str_cat("dq: ", t.dq_splits, " ranges of at most ", t.dq_split_n_blocks,
+                " n_blocks have separate sums, so that blocks wait less; bwd_postprocess adds these in order"));
   }
   if (t.l2_heads > 1 && !t.tile.spt && !t.tile.ds_gmem)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads run together"));

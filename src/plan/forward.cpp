@@ -63,19 +63,17 @@ int choose_l2_heads(const Problem& p, const ForwardSchedule& t, const ForwardOrd
 
 // The splits of the keys: as many as the caller wants, or as few tiles leave SMs for. The choice changes the order of
 // sums, so that it depends on no property of the device.
-int64_t choose_splits(const Problem& p, const ForwardSchedule& t, const ForwardOrderTuning& tuning) {
+int64_t choose_splits(const Problem& p, const ForwardSchedule& t, const ArchPlanner& planner, const Tuning& tuning) {
   if (p.block_mask || t.no_keys) return 1;
   const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile.tile_n);
   if (p.num_splits > 0) return std::min<int64_t>(p.num_splits, n_blocks);
-  if (p.batch_invariant) return 1;
-  const int64_t free = tuning.sms / t.tile.ctas() / std::max(t.tiles, 1);
-  const int64_t splits = std::min(free, n_blocks / tuning.min_split_n_blocks);
-  return splits > 1 && n_blocks - n_blocks / splits >= tuning.min_saved_n_blocks ? splits : 1;
+  const ForwardTiles tiles{std::max(t.tiles, 1), t.tile.tile_m(), t.tile.tile_n, t.pack_gqa, t.tile.ctas()};
+  return predict_splits(p, tiles, planner.forward_times(t.tile), planner.forward_order(tuning)).splits;
 }
 
 // Splits begin at multiples of split_n_blocks, and the last one may be short.
-void set_splits(const Problem& p, const ArchPlanner& planner, const ForwardOrderTuning& tuning, ForwardSchedule* t) {
-  const int64_t splits = choose_splits(p, *t, tuning);
+void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuning, ForwardSchedule* t) {
+  const int64_t splits = choose_splits(p, *t, planner, tuning);
   if (splits <= 1) return;
   t->tile = planner.split_keys(t->tile);
   const int64_t n_blocks = ceil_div(p.seqlen_k, t->tile.tile_n);
@@ -124,7 +122,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
   t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
-  set_splits(p, planner, planner.forward_order(tuning), &t);
+  set_splits(p, planner, tuning, &t);
   const int64_t work_tiles = tiles * t.splits;
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);

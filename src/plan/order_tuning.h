@@ -13,9 +13,13 @@ struct ForwardOrderTuning {
   double l2_bias_heads = 8;  // heads that share a bias, without a mask
   double l2_waves = 6;       // varlen: tiles per SM that are scheduled together
 
-  // Splits of the keys: a whole GPU's SMs, the fewest n_blocks of a split, and the n_blocks that a tile must save. The
-  // combining launch takes as long as several n_blocks. The values are derived from counted clocks, not yet measured.
-  int64_t sms = 0, min_split_n_blocks = 8, min_saved_n_blocks = 12;
+  int64_t sms = 0;  // SMs of a whole GPU: bits must not depend on free SMs
+
+  // Predicted times (plan/forward_time.h) in microseconds: the launch, the launch that combines splits, and what a
+  // further split adds to it. Rates are in bytes per microsecond: keys and values, and the results of splits.
+  double launch = 3, combine = 1.2, combine_split = 0.18, read_rate = 4.3e6, combine_rate = 1.7e6;
+  double one_warpgroup = 0.7;  // share of an iteration's time if only one warpgroup has rows
+  double worth = 0.97;         // the largest share of the time for another tile or splits
 };
 
 struct BackwardOrderTuning {

@@ -20,6 +20,9 @@ class Sm100Planner final : public ArchPlanner {
     return t;
   }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm100.forward_order; }
+  ForwardTimes forward_times(const ForwardKernel& kernel) const override {
+    return {kForwardIteration + kForwardIterationPerDim * (kernel.head_dim + kernel.head_dim_v), kForwardTile};
+  }
   int64_t block_mask_queries() const override { return Sm100ForwardConfig::step_rows(); }
   int64_t block_mask_keys() const override { return Sm100ForwardConfig::tile_n; }
 

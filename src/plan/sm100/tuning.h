@@ -33,6 +33,9 @@ inline constexpr Sm100TuningRow kSm100TuningRows[] = {
 
 inline constexpr int64_t kB200Sms = 148;
 
+// Microseconds of a forward iteration, and iterations that the begin and the end of a tile take together: modelled.
+inline constexpr double kForwardIteration = 0.8, kForwardIterationPerDim = 0.003, kForwardTile = 2;
+
 struct Sm100BackwardTuning {
   // Clocks of an iteration of two CTAs, and of one CTA: head_dim_clocks * head_dim + head_dim_v_clocks * head_dim_v +
   // fixed_clocks.

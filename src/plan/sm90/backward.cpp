@@ -6,6 +6,7 @@
 #include "plan/backward_needs.h"
 #include "plan/forward.h"
 #include "plan/sm90/ds_chunks.h"
+#include "plan/sm90/rs_parts.h"
 
 namespace tandem::plan {
 namespace {
@@ -131,12 +132,39 @@ void select_wide_schedule(const Problem& p, const Sm90BackwardTuning& tuning, Sm
   }
 }
 
+// Predictions need lengths that are known to the host. With batch_invariant the bits must not depend on them.
+bool predicts_parts(const Problem& p, const Sm90BackwardConfig& t) {
+  return t.schedule == Schedule::rs && !t.options.varlen && !needs_left_mask(p) && !p.batch_invariant;
+}
+
+// Returns the parts of a kernel with the schedule rs, and sets spt.
+RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
+  Sm90BackwardConfig& t = *config;
+  RsParts parts;
+  if (predicts_parts(p, t)) {
+    // Grouped heads with short iterations, and n_blocks that every query sees, do not benefit from spt.
+    const bool may_help = !has_many_full_n_blocks(p) && (p.group() == 1 || t.tile_m == 64);
+    t.spt = !t.single_n_block && may_help && uses_spt(p, t, tuning);
+    if (!t.spt) parts = choose_rs_parts(p, t, tuning);
+  } else {
+    parts.m_splits = choose_m_splits(p, t, tuning);
+    t.m_split = parts.m_splits > 1;
+    t.spt = !t.single_n_block && uses_spt(p, t, tuning);
+  }
+  if (tuning.m_splits) parts.m_splits = *tuning.m_splits;
+  const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
+  if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
+  parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, ceil_div(p.seqlen_k, t.tile_n())) : 1;
+  return parts;
+}
+
 // The number of tiles that the query heads of a group are divided into, with split_q_heads.
 int count_head_splits(const Problem& p, const ChunkSizes& chunk) {
   return static_cast<int>(p.group() / chunk.tile_heads);
 }
 
-Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tuning, ChunkSizes* chunk) {
+// Sets the kernel, its parts and its chunk of dS.
+void select_kernel(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
   Sm90BackwardConfig t;
   set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
   const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;
@@ -145,32 +173,42 @@ Sm90BackwardConfig select_config(const Problem& p, const Sm90BackwardTuning& tun
   t.options.scale_outside_exp2 = t.options.scale_outside_exp2 || (p.bias && !is_near_one(p.softmax_scale));
   t.single_n_block = has_single_n_block(p, t);
   // Packed queries may have rows beyond the longest length, whose dq must be zero.
-  t.short_q =
-      p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block && choose_m_splits(p, t, tuning) == 1;
+  const bool is_short = p.seqlen_q <= t.kShortQ && !p.packed_q() && !is_wide && !t.single_n_block;
   // Short MMAs benefit from more queries per iteration, if registers suffice.
-  if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !t.short_q) t.tile_m = 128;
-  if (is_wide) select_wide_schedule(p, tuning, &t, chunk);
-  t.m_split = choose_m_splits(p, t, tuning) > 1;
-  t.spt = !t.single_n_block && !t.ds_gmem() && uses_spt(p, t, tuning);
+  if (t.head_dim <= 64 && t.head_dim_v <= 64 && t.plain_scores() && !t.single_n_block && !is_short) t.tile_m = 128;
+  RsParts parts;
+  if (is_wide) {
+    select_wide_schedule(p, tuning, &t, &schedule->chunk);
+    parts.m_splits = choose_m_splits(p, t, tuning);
+    t.m_split = parts.m_splits > 1;
+    t.spt = !t.single_n_block && !t.ds_gmem() && uses_spt(p, t, tuning);
+  } else {
+    t.short_q = is_short;
+    parts = select_rs_parts(p, tuning, &t);
+    t.short_q = is_short && parts.m_splits == 1;
+  }
   t.split_q_heads = (t.spt || t.ds_gmem()) && p.group() > 1;
-  if (t.split_q_heads) t.m_split = count_head_splits(p, *chunk) > 1;
+  if (t.split_q_heads) parts.m_splits = count_head_splits(p, schedule->chunk);
+  t.m_split = parts.m_splits > 1;
+  t.dq_split = parts.dq_splits > 1;
   t.store_from_registers = stores_from_registers(p) && !t.m_split;
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p) && !t.shared_p();
   t.captured_per_score = captured_per_score(p) && !t.shared_p();
   // Wide heads and iterations of many queries leave shared memory for fewer stages.
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
-  return t;
+  schedule->tile = t;
+  schedule->m_splits = static_cast<int>(parts.m_splits);
+  const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n());
+  if (!t.dq_split) return;
+  schedule->dq_split_n_blocks = static_cast<int>(ceil_div(n_blocks, parts.dq_splits));
+  schedule->dq_splits = static_cast<int>(ceil_div(n_blocks, int64_t{schedule->dq_split_n_blocks}));
 }
 
 }  // namespace
 
 void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
-  const Sm90BackwardConfig config = select_config(p, tuning, &schedule->chunk);
-  schedule->tile = config;
-  schedule->m_splits = config.split_q_heads ? count_head_splits(p, schedule->chunk)
-                       : config.m_split     ? choose_m_splits(p, config, tuning)
-                                            : 1;
+  select_kernel(p, tuning, schedule);
 }
 
 void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {

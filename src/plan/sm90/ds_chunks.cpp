@@ -57,7 +57,8 @@ ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, c
   const int64_t floats =
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t most =
-      std::max(tuning.ds_bytes_per_gradient * floats, tuning.ds_chunk_tiles * block_bytes) / block_bytes;
+      std::max({tuning.ds_bytes_per_gradient * floats, tuning.min_ds_bytes, tuning.ds_chunk_tiles * block_bytes}) /
+      block_bytes;
   const bool has_mask = config.options.bounded_left || config.options.bounded_right;
   ChunkSizes chunk;
   chunk.n_blocks = chunk.row_n_blocks = n_blocks;

@@ -1,5 +1,6 @@
 #include "plan/sm90/forward.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "plan/arithmetic.h"
@@ -71,7 +72,39 @@ int choose_kv_ctas(const Problem& p, const Sm90ForwardConfig& t) {
   return in_order && ceil_div(p.seqlen_q, t.tile_m()) % kBiasKvCtas == 0 ? kBiasKvCtas : 1;
 }
 
+double predict(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa, const ForwardOrderTuning& tuning) {
+  const int64_t m_blocks = ceil_div(p.seqlen_q * pack_gqa, t.tile_m());
+  const ForwardTiles tiles{m_blocks * p.heads_q / pack_gqa * p.batch, t.tile_m(), t.tile_n, pack_gqa, 1};
+  return predict_splits(p, tiles, forward_times_of(t), tuning).microseconds;
+}
+
+// Returns the tile with the least predicted time: t, or another tile that is clearly faster. Dense problems have known
+// lengths. The order of sums with batch_invariant must not depend on them.
+Sm90ForwardConfig fastest_tile(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa,
+                               const ForwardOrderTuning& tuning) {
+  if (t.options.varlen || t.options.bounded_left || p.batch_invariant || p.seqlen_k == 0) return t;
+  Sm90ForwardConfig best = t;
+  double least = predict(p, t, pack_gqa, tuning);
+  for (const Sm90OtherTile& other : kSm90OtherTiles) {
+    if (t.head_dim > other.head_dim || t.head_dim_v > other.head_dim_v) continue;
+    Sm90ForwardConfig tile = t;
+    tile.warpgroups = other.warpgroups, tile.tile_n = other.tile_n, tile.stages = other.stages;
+    const double time = predict(p, tile, pack_gqa, tuning);
+    if (time < tuning.worth * least) best = tile, least = time;
+  }
+  return best;
+}
+
 }  // namespace
+
+ForwardTimes forward_times_of(const Sm90ForwardConfig& t) {
+  const double dims = std::max((t.head_dim + t.head_dim_v) / 2.0, 64.0);  // below 64 exponentials bind
+  for (const Sm90ForwardTimes& c : kSm90ForwardTimes)
+    if (c.warpgroups == t.warpgroups && c.tile_n == t.tile_n) return {c.fixed + c.per_dim * dims, c.tile};
+  const Sm90ForwardTimes& c = kSm90ForwardTimes[0];
+  const double share = static_cast<double>(t.warpgroups * t.tile_n) / (c.warpgroups * c.tile_n);
+  return {share * (c.fixed + c.per_dim * dims), c.tile};
+}
 
 // Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch lengths belong to
 // other sequences.
@@ -99,6 +132,7 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
     if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.options.bounded_left, t.options.bounded_right, scores}))
       continue;
     t = c.applied_to(t);
+    if (scores == Scores::plain && !tuning.forward_row) t = fastest_tile(p, t, pack_gqa, tuning.forward_order);
     t.kv_ctas = choose_kv_ctas(p, t);
     return t;
   }

@@ -33,6 +33,9 @@ class Sm90Planner final : public ArchPlanner {
     return t;
   }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm90.forward_order; }
+  ForwardTimes forward_times(const ForwardKernel& kernel) const override {
+    return forward_times_of(kernel.for_hopper());
+  }
   int64_t block_mask_queries() const override { return Sm90ForwardConfig::step_rows(); }
   int64_t block_mask_keys() const override { return kLeastBlockKeys; }
 

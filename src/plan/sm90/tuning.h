@@ -84,6 +84,28 @@ inline constexpr Sm90TuningRow kSm90TuningRows[] = {
     {256, 256, 0, 0, Mask::any, Scores::any, 2, 32, 2, true},
 };
 
+// Other tiles of plain scores, which are chosen if their predicted time is less: sizes up to which a tile fits.
+struct Sm90OtherTile {
+  int head_dim, head_dim_v, warpgroups, tile_n, stages;
+};
+inline constexpr Sm90OtherTile kSm90OtherTiles[] = {
+    {64, 64, 3, 96, 2},
+    {64, 64, 2, 128, 2},
+    {96, 96, 3, 96, 2},
+    {128, 128, 3, 80, 2},
+};
+
+// Microseconds of an iteration: fixed + per_dim * the mean of head_dim and head_dim_v. The begin and the end of a tile
+// take as long as `tile` iterations. Measured on an H100 with random shapes of bench/rig/random_shapes.py.
+struct Sm90ForwardTimes {
+  int warpgroups, tile_n;
+  double fixed, per_dim, tile;
+};
+inline constexpr Sm90ForwardTimes kSm90ForwardTimes[] = {
+    {2, 128, 0.77, 0.0041, 1.5}, {3, 96, 0.37, 0.0085, 2.5}, {4, 64, 0.30, 0.0078, 3.0},
+    {3, 80, 0.42, 0.0061, 2.5},  {2, 64, 0.42, 0.0031, 3.0},
+};
+
 // The same table with a block mask, whose blocks must have a multiple of tile_n keys. tile_n may be halved twice, down
 // to kLeastBlockKeys. Any scores may have a mask_mod. The rows are modelled, not measured.
 inline constexpr Sm90TuningRow kSm90BlockTuningRows[] = {
@@ -100,6 +122,19 @@ inline constexpr int kBiasCtas = 2;
 // CTAs of a cluster that share K and V by multicast while each loads a separate bias.
 inline constexpr int kBiasKvCtas = 2;
 
+// Microseconds of the schedule rs, measured on an H100 with random shapes of bench/rig/random_shapes.py.
+struct Sm90BackwardTimes {
+  double launch;            // all launches of a call
+  double tile;              // the begin and the end of a tile
+  double iteration;         // an iteration of a CTA
+  double narrow_iteration;  // the same with a padded head_dim
+  double dq_wait;           // until the next n_block can add its dq
+  double m_split;           // the additional sums of dk and dv
+  double byte_rate;         // bytes of sums per microsecond
+};
+inline constexpr Sm90BackwardTimes kSm90Times64{9, 2.8, 2.3, 2.3, 0.8, 5.3, 4e6};
+inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 4, 4e6};
+
 struct Sm90BackwardTuning {
   // Limits of m_splits: iterations of a part at least, parts at most, and waves of tiles up to which query heads are
   // split.
@@ -113,11 +148,14 @@ struct Sm90BackwardTuning {
   // dS in global memory: tiles of a chunk, and bytes of dS per element of a float32 gradient. Up to the third value in
   // m_blocks, a tile iterates over two query heads.
   int64_t ds_chunk_tiles = 512, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
+  // dS of few heads may take this many bytes, and the sums of dq with dq_splits.
+  int64_t min_ds_bytes = 512 << 20, max_dq_split_bytes = 128 << 20;
 
   BackwardOrderTuning order{.sms = kH200Sms};
 
-  // For tests: the only schedule besides shared_p that wide heads may use.
+  // For tests: the only schedule besides shared_p that wide heads may use, and the parts of the schedule rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
+  std::optional<int> m_splits, dq_splits;
 };
 
 struct Sm90Tuning {

@@ -24,8 +24,11 @@ class BackwardStores {
     ranges_.store("workspace.counter", counter_, 0, kBackwardCounters * kInt);
     if (splits_q_heads(t)) ranges_.store("workspace.dkv_semaphore", p.dkv_semaphore, 0, p.dkv_semaphore_count * kInt);
     for_extremes(int64_t{p.heads_q} * p.m_blocks, [&](int64_t block) {
-      ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, block, 0) * kInt,
-                    t->dq_semaphores() * kInt);
+      for_extremes(dq_splits(t, p), [&](int64_t split) {
+        const int64_t at = dq_block_at(t, p, block, static_cast<int>(split));
+        ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, 0) * kInt,
+                      t->dq_semaphores() * kInt);
+      });
       ranges_.store("workspace.lse_delta", p.lse_delta, lse_delta_at(t, block) * kFloat, 2 * t->tile_m * kFloat);
       if (p.dsink) ranges_.store("workspace.dsink", p.dsink_of_m_block, block * kFloat, kFloat);
       if (!p.dout_rounded) return;
@@ -170,7 +173,7 @@ class BackwardStores {
 
   void iteration(const NBlockWork& tile, const SequenceCoords& s, int head, int m_block) {
     if (t->options.block_mask && m_block * t->tile_m >= s.q_len) return;
-    const int64_t at = m_block_at(p, s, head, m_block);
+    int64_t at = m_block_at(p, s, head, m_block);
     if constexpr (requires { t->ds_gmem(); }) {
       const int64_t bytes = int64_t{2} * cta_keys() * t->tile_m;
       if (t->ds_gmem() && p.ds)
@@ -182,6 +185,8 @@ class BackwardStores {
       return;
     }
     if constexpr (requires { t->dq_parts(); }) {
+      const int split = splits_dq(t) ? tile.n_block / p.dq_split_n_blocks : 0;
+      at = dq_block_at(t, p, at, split);
       for (int part = 0; part < t->dq_semaphores(); ++part) {
         ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, part) * kInt, kInt);
         ranges_.store("workspace.dq_accum", p.dq_accum, (dq_sums_at(t, at) + dq_part_at(t, part)) * kFloat,

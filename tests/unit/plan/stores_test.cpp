@@ -105,6 +105,8 @@ plan::Tuning random_tuning(Random& r) {
   if (r.chance(0.7)) t.schedule = static_cast<Schedule>(r.between(1, static_cast<int64_t>(Schedule::ds_gmem_sub_m)));
   t.ds_chunk_tiles = r.chance(0.5) ? r.between(1, 40) : 512;
   t.ds_bytes_per_gradient = r.between(0, 12);
+  if (r.chance(0.7)) t.min_ds_bytes = 0;
+  if (r.chance(0.5)) t.dq_splits = static_cast<int>(r.between(1, 20));
   t.two_head_tile_max_m_blocks = r.chance(0.7) ? 1 << 20 : r.between(0, 200);
   t.min_split_iterations = r.between(1, 4);
   t.head_split_waves = r.between(0, 20);

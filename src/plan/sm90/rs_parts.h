@@ -1,0 +1,21 @@
+// The parts that a Hopper backward with the schedule rs divides its sums into.
+#pragma once
+
+#include "config/sm90_backward.h"
+#include "plan/sm90/tuning.h"
+#include "problem/problem.h"
+
+namespace tandem::plan {
+
+// m_splits: CTAs that share an n_block's iterations. dq_splits: ranges of n_blocks with separate sums of dq.
+struct RsParts {
+  int64_t m_splits = 1, dq_splits = 1;
+};
+
+// Returns the parts with the least predicted time, without spt.
+RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);
+
+// Returns true if a causal mask hides few keys, because there are many more keys than queries.
+bool has_many_full_n_blocks(const Problem& p);
+
+}  // namespace tandem::plan

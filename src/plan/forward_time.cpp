@@ -41,9 +41,9 @@ double predict(const Problem& p, const ForwardTiles& t, const ForwardTimes& time
   if (n_blocks.first == n_blocks.last) {
     iterations *= static_cast<double>(ceil_div(t.tiles * splits, sms));
   } else if (t.tiles * splits > sms) {
-    // Splits that a tile does not see end at once. A CTA that ends takes the longest tile left.
+    // A CTA that ends takes the longest tile left.
     const double mean = static_cast<double>(n_blocks.first + n_blocks.last) / 2;
-    const double total = tiles * (mean + times.tile * (parts + 1) / 2);
+    const double total = tiles * (mean + times.tile * parts);
     iterations = std::max(iterations, total / static_cast<double>(sms) + (first + times.tile) / 2);
   }
   // One warpgroup with rows has the tensor core for itself.

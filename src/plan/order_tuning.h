@@ -17,7 +17,7 @@ struct ForwardOrderTuning {
 
   // Predicted times (plan/forward_time.h) in microseconds: the launch, the launch that combines splits, and what a
   // further split adds to it. Rates are in bytes per microsecond: keys and values, and the results of splits.
-  double launch = 3, combine = 1.2, combine_split = 0.18, read_rate = 4.3e6, combine_rate = 1.7e6;
+  double launch = 3, combine = 1, combine_split = 0.2, read_rate = 4.3e6, combine_rate = 1e6;
   double one_warpgroup = 0.7;  // share of an iteration's time if only one warpgroup has rows
   double worth = 0.97;         // the largest share of the time for another tile or splits
 };

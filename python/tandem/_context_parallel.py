@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _arrays, _ctypes, _gradients
+from tandem import _arrays, _ctypes, _gradients, _options, _score_mod
+from tandem._binding import seed_of
 from tandem._context_plan import ContextPlan
 from tandem._context_transport import GroupTransport, TransportStruct, transport_of
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
@@ -35,24 +36,36 @@ _library.tandem_cp_backward.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
 
 
 class _Call:
-    """The plan, the transport, the options and the slopes of a call, for both passes."""
+    """The plan, the transport and the options of a call, for both passes. options: call_args of _binding.py."""
 
-    def __init__(self, plan: ContextPlan, transport: GroupTransport, execution: str, slopes: Tensor | None) -> None:
-        self.plan, self.transport, self.slopes = plan, transport, slopes
+    def __init__(self, plan: ContextPlan, transport: GroupTransport, execution: str, options: dict[str, Any]) -> None:
+        self.plan, self.transport, self.options = plan, transport, options
         self.execution = EXECUTIONS[execution]
-        self.options: dict[str, float] = {}
 
     def run(self, function: Any, tensors: dict[str, Tensor | None]) -> None:
-        attention = _ctypes._Args(size=ctypes.sizeof(_ctypes._Args), **self.options)
-        for name, x in {**tensors, "alibi_slopes": self.slopes}.items():
-            if x is not None:
+        attention = _ctypes._Args(size=ctypes.sizeof(_ctypes._Args))
+        for name, x in {**self.options, **tensors}.items():
+            if x is None:
+                continue
+            if name == "seed":
+                if not _ctypes._set_seed(attention, x):
+                    raise ValueError(f"seed (shape {tuple(x.shape)}) must be an integer or two int64: pass the seed")
+            elif name in _score_mod.MODS:
+                setattr(attention, name, ctypes.pointer(_ctypes._mod_of(x, name, 0)))
+            elif _options.KINDS[name] == "Tensor":
                 setattr(attention, name, ctypes.pointer(_ctypes._tensor_of(_arrays.describe(x, name))))
+            else:
+                _ctypes._set_option(attention, name, x)
         args = _Args(ctypes.sizeof(_Args), self.plan.handle, ctypes.pointer(self.transport.struct), self.execution)
         args.attention = ctypes.pointer(attention)
         status = function(_ctypes._context(), args)
         failure = self.transport.take_failure()
         if status != 0:
-            raise failure or error_of(status, _ctypes.last_error().replace("attention.", ""), tensors)
+            raise failure or self._error(status, tensors)
+
+    def _error(self, status: int, tensors: dict[str, Any]) -> Exception:
+        sentence = _ctypes.last_error().replace("attention.", "")
+        return error_of(status, sentence, {**tensors, **_score_mod.named(self.options)})
 
 
 def _compact(x: Tensor | None) -> Tensor | None:
@@ -90,6 +103,14 @@ class _ContextParallel(torch.autograd.Function):
     jvp = staticmethod(refuse_forward)
 
 
+def _bound(mod: Any, name: str) -> _score_mod.Bound:
+    bound = _score_mod.bound(mod, name)
+    tensors = _score_mod.tensors_of(bound)
+    if any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
+        raise Unsupported(f"{name}'s tensors must not require gradients in context_parallel: detach the tensors")
+    return _score_mod.replaced(bound, [resolved(x) for x in tensors])
+
+
 def context_parallel(
     q: Tensor,
     k: Tensor,
@@ -102,6 +123,10 @@ def context_parallel(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sink: Tensor | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
     return_lse: bool = False,
 ) -> Any:
     """Attention over all tokens of the plan, of which each rank of the group has a shard. All ranks call together.
@@ -113,6 +138,9 @@ def context_parallel(
         exchanges tokens for heads. All ranks pass the same one.
     softmax_scale, softcap, alibi_slopes, sink : as :func:`tandem.attention`. alibi_slopes: (heads_q) or (documents,
         heads_q). sink is whole on every rank, and so is its gradient: do not sum it over the ranks again.
+    score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
+        ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
+        The tensors of score_mod have no gradients.
     return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
 
     q, k, v and sink have gradients. All ranks run the backward, in the same order. The first call with a plan, shapes
@@ -137,9 +165,15 @@ def context_parallel(
     refuse_tangents(tensors.values())
     if torch._C._are_functorch_transforms_active():
         raise Unsupported("context_parallel is not served under torch.func's transforms: call it outside of them")
-    call = _Call(plan, transport_of(group), execution, resolved(alibi_slopes))
-    call.options["softcap"] = float(softcap)
-    if softmax_scale is not None:
-        call.options["softmax_scale"] = float(softmax_scale) or _ctypes._LEAST
+    options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale, "dropout_p": dropout_p}
+    options["alibi_slopes"] = resolved(alibi_slopes)
+    for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if mod is not None:
+            options[name] = _bound(mod, name)
+    if dropout_p:
+        if seed is None:
+            raise ValueError("seed (None) must be an integer or two with dropout_p: pass the same seed on all ranks")
+        options["seed"] = seed_of(seed)
+    call = _Call(plan, transport_of(group), execution, options)
     out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink))
     return (out, lse) if return_lse else out

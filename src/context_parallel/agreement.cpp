@@ -3,11 +3,12 @@
 #include "base/text.h"
 #include "context_parallel/transport.h"
 #include "context_parallel/word_hash.h"
+#include "problem/bound_expression.h"
 
 namespace tandem::context_parallel {
 namespace {
 
-// Everything that must be equal on all ranks. The numbers of rows follow from the plan.
+// Everything that must be equal on all ranks, except the values of tensors. The numbers of rows follow from the plan.
 uint64_t hash_of(const ShardCall& call, int32_t execution) {
   const Problem& p = call.problem;
   WordHash hash;
@@ -23,6 +24,14 @@ uint64_t hash_of(const ShardCall& call, int32_t execution) {
   }
   for (const HeadView* v : {&p.sink, &p.dsink, &p.alibi_slopes}) {
     hash.add(v->present ? 1 + static_cast<int64_t>(v->dtype) : int64_t{0});
+  }
+  hash.add(p.dropout.p);
+  hash.add(static_cast<int64_t>(p.dropout.seed));
+  hash.add(static_cast<int64_t>(p.dropout.offset));
+  for (const ModView* mod : {&p.score_mod, &p.mask_mod}) {
+    hash.add(*mod ? static_cast<int64_t>((*mod)->program->cuda_hash) : int64_t{0});
+    if (!*mod) continue;
+    for (const double value : (*mod)->values.scalars) hash.add(value);
   }
   return hash.value();
 }

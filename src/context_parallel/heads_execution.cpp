@@ -207,6 +207,7 @@ class HeadsRun {
       *v = from_head(*v, run.q_begin - exchange_.own().q_begin());
     }
     for (View* v : {&p.k, &p.v, &p.dk, &p.dv}) *v = from_head(*v, run.k_begin - exchange_.own().k_begin());
+    p.placement.head = run.q_begin;
     p.sink = from_head(p.sink, run.q_begin);
     p.alibi_slopes = from_head(p.alibi_slopes, run.q_begin);
     return p;

@@ -42,9 +42,6 @@ Status refuse_options(const Args& a) {
   for (const auto& [name, field] : kUnserved) {
     if (a.*field != nullptr) return refuse_option(name, kNotServed);
   }
-  if (a.score_mod != nullptr) return refuse_option("score_mod", kNotServed);
-  if (a.mask_mod != nullptr) return refuse_option("mask_mod", kNotServed);
-  if (a.dropout_p != 0) return refuse_option("dropout_p", kNotServed);
   if (a.accumulate != 0) return refuse_option("accumulate", kNotServed);
   for (const auto& [name, field] : kPlanTensors) {
     if (a.*field != nullptr) return refuse_option(name, kOfPlan);
@@ -53,6 +50,25 @@ Status refuse_options(const Args& a) {
   if (a.window != 0) return refuse_option("window", kOfPlan);
   if (a.alignment != TANDEM_BOTTOM_RIGHT) return refuse_option("alignment", kOfPlan);
   if (a.diagonal_offset != 0) return refuse_option("diagonal_offset", kOfPlan);
+  return {};
+}
+
+// Slopes and dropout read distances and columns of unit stride.
+Status refuse_strides(const Args& a, const ContextPlan& plan) {
+  constexpr const char* kRemedy = "the layout striped serves it only with chunks, so choose another layout";
+  if (plan.layout() != LayoutKind::striped || plan.chunk() > 0 || plan.ranks() == 1) return {};
+  if (a.alibi_slopes != nullptr) return refuse_option("alibi_slopes", kRemedy);
+  return a.dropout_p != 0 ? refuse_option("dropout_p", kRemedy) : Status{};
+}
+
+// The gradient of a captured tensor would be a sum over all ranks.
+Status refuse_captured(const Args& a) {
+  if (a.score_mod == nullptr) return {};
+  for (int64_t n = 0; n < a.score_mod->tensor_count; ++n) {
+    if (a.score_mod->tensors[n].gradient != nullptr) {
+      return refuse_option("score_mod.tensors.gradient", "this version does not serve it, so leave it out");
+    }
+  }
   return {};
 }
 
@@ -89,10 +105,6 @@ class DenseArgs {
     const tandem_tensor* tensor = args.alibi_slopes;
     *document_stride = 0;
     if (tensor == nullptr) return {};
-    if (plan.layout() == LayoutKind::striped && plan.chunk() == 0 && plan.ranks() > 1) {
-      return refuse_option("alibi_slopes",
-                           "the layout striped serves slopes only with chunks, so choose another layout");
-    }
     if (tensor->ndim != 2 || tensor->shape == nullptr) return {};
     const auto documents = static_cast<int64_t>(plan.documents().size());
     if (tensor->shape[0] != documents) {
@@ -129,12 +141,15 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall
   DenseArgs dense;
   TANDEM_TRY(read_args(args, &dense.args));
   TANDEM_TRY(refuse_options(dense.args));
+  TANDEM_TRY(refuse_strides(dense.args, *call->plan));
   for (const TensorField& field : kRowTensors) TANDEM_TRY(dense.add(field, 3));
   for (const TensorField& field : kLseTensors) TANDEM_TRY(dense.add(field, 2));
   int64_t document_stride = 0;
   TANDEM_TRY(dense.add_slopes(*call->plan, &document_stride));
   dense.args.max_seqlen_q = dense.args.max_seqlen_k = 0;
   TANDEM_TRY(make_problem(pass, &dense.args, {TANDEM_CPU, 0}, true, &call->problem));
+  TANDEM_TRY(refuse_captured(dense.args));
+  call->problem.placement.heads_q = call->problem.heads_q;
   if (call->problem.dtype == DType::f64) {
     return Status::unsupported(
         "q.dtype (float64) must be float32, bfloat16 or float16 in context parallelism: convert the tensors");

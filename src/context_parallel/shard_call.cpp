@@ -68,12 +68,20 @@ Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const Vie
   if (p.alibi_slopes) p.alibi_slopes.data += step.q.document * p.alibi_slopes.batch * size_of(p.alibi_slopes.dtype);
   p.bottom_right = false;
   p.diagonal_offset = clamp_diagonal(step.diagonal);
+  const PackedDocument& document = call_.plan->documents()[static_cast<size_t>(step.q.document)];
+  p.placement.q_first = step.q.begin;
+  p.placement.k_first = step.k.begin;
+  p.placement.stride = step.q.stride;
+  p.placement.sequence = step.q.document;
+  p.placement.seqlen_q = document.q_len;
+  p.placement.seqlen_k = document.k_len;
   p.window_left = step.window_left;
   p.window_right = step.window_right;
   return p;
 }
 
 Status StepRunner::run(const Problem& problem) {
+  if (problem.heads_q == 0) return {};
   const size_t bytes = call_.engine->workspace_size(problem);
   if (workspace_.size() < bytes) workspace_.resize(bytes);
   const tandem_attention_args no_tensors{};
@@ -81,7 +89,7 @@ Status StepRunner::run(const Problem& problem) {
 }
 
 Status StepRunner::merge(std::span<const OutPart> parts, const OutPart& result, const RowShape& shape) {
-  if (shape.rows == 0) return {};
+  if (shape.rows == 0 || shape.heads == 0) return {};
   MergeProblem m;
   m.parts = std::ssize(parts);
   m.batch = 1;

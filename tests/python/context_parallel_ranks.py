@@ -109,6 +109,26 @@ def case_slopes(r):
         torch.testing.assert_close(out.detach(), plan.shard(whole, r.rank), atol=1e-5, rtol=1e-5)
 
 
+def case_mods_and_dropout(r):
+    """Expressions and dropout read the positions and heads of the whole batch."""
+    table = torch.linspace(-1, 1, 41)
+    options = {
+        "score_mod": tandem.Mod("score + table[q] - 0.1 * head", table=table),
+        "mask_mod": "k <= q + batch",
+        "dropout_p": 0.25,
+        "seed": (7, 3),
+    }
+    batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    inputs = [x.clone().requires_grad_() for x in batch[:3]]
+    whole = tandem.attention(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
+    gradients = torch.autograd.grad((whole * batch[3]).sum(), inputs)
+    for execution in EXECUTIONS:
+        plan = tandem.ContextPlan(LENGTHS, r.ranks)
+        out, _, *own = r.run(plan, (*batch[:4], torch.zeros_like(batch[4])), execution=execution, **options)
+        for x, y in zip((out.detach(), *own), (whole.detach(), *gradients)):
+            torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
+
+
 def case_bits(r):
     """With chunks the bits are equal to the bits of one rank, for 16-bit types too."""
     sink = torch.tensor([0.5, -1, 2, 0])
@@ -184,6 +204,10 @@ def case_refusals(r):
     expect_error(tandem.Unsupported, "q.dtype (float64) must be", call(*[x.double()] * 3))
     expect_error(tandem.Unsupported, "q (meta) must be on the CPU", call(*[x.to("meta")] * 3))
     expect_error(ValueError, "alibi_slopes.shape[0] (3) must be", call(x, x, x, alibi_slopes=torch.ones(3, 2)))
+    expect_error(ValueError, "seed (None) must be an integer or two", call(x, x, x, dropout_p=0.5))
+    learned = tandem.Mod("score + t[head]", t=torch.zeros(2, requires_grad=True))
+    expect_error(tandem.Unsupported, "score_mod's tensors must not require", call(x, x, x, score_mod=learned))
+    expect_error(TypeError, "softcap ('a') must be a number", call(x, x, x, softcap="a"))
     other = tandem.ContextPlan([8], r.ranks + 1)
     expect_error(ValueError, "transport.ranks", call(x, x, x, plan=other, group=None))
 

@@ -19,7 +19,7 @@ std::vector<uint64_t> bits_of(const Case& c, const Division& division) {
   std::vector<uint64_t> bits;
   for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
     Outputs outputs = in.outputs(pass);
-    run_on_ranks(in.problem(pass, &outputs), division);
+    run_on_ranks(in.problem(pass, &outputs), division, options_of(in.args(pass, &outputs)));
     for (const Tensor* t : outputs.all()) {
       if (*t) bits.push_back(t->fingerprint());
     }
@@ -38,6 +38,9 @@ TEST(RankBits, DoNotDependOnRanksWithChunks) {
       {"--packed 1 --lengths-q 90 --lengths-k 90 --heads-q 4 --heads-k 2 --left 25 --right 4 --dtype bf16 --softcap 5",
        8},
       {"--packed 1 --lengths-q 20,41 --lengths-k 55,9 --heads-q 2 --heads-k 2 --alibi head --dlse 1", 5},
+      {"--packed 1 --lengths-q 50,20 --lengths-k 50,20 --heads-q 4 --heads-k 2 --dropout 0.2 --mask-mod k<=q+head "
+       "--score-mod score+q/seqlen_k --gradients qkvbs",
+       16},
       {"--packed 1 --lengths-q 700 --lengths-k 700 --heads-q 8 --heads-k 2 --head-dim 32 --head-dim-v 32 --causal 1",
        128},
   };

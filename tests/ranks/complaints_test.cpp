@@ -92,7 +92,7 @@ TEST(RankComplaints, AShardOfAnotherPlanIsRefused) {
     run_rank(p, {other.get(), others.transport(rank)}, [&](tandem_attention_args& shard) {
       const tandem_cp_args args{sizeof(tandem_cp_args), plan.get(), group.transport(rank), 0, 0, &shard};
       if (tandem_cp_forward(nullptr, &args) != TANDEM_OK) error = tandem_last_error();
-      shard.dropout_p = 0.5;  // ends the outer call
+      shard.accumulate = 1;  // ends the outer call
     });
     return error;
   });

@@ -44,11 +44,11 @@ TEST(RankFaults, OtherPlansAreAnErrorOnAllRanks) {
 TEST(RankFaults, OtherOptionsAreAnErrorOnAllRanks) {
   FaultyCall call;
   const CpPlan plan = plan_of(call.problem, {2});
+  static const tandem_mod mask{sizeof(tandem_mod), "k < 5", nullptr, 0, nullptr, 0};
   const std::vector<AdjustArgs> changes = {
-      [](tandem_attention_args& a) { a.softcap = 3; },
-      [](tandem_attention_args& a) { a.softmax_scale = 0.25; },
-      [](tandem_attention_args& a) { a.sink = nullptr; },
-      [](tandem_attention_args& a) { a.lse = nullptr; },
+      [](tandem_attention_args& a) { a.softcap = 3; },     [](tandem_attention_args& a) { a.softmax_scale = 0.25; },
+      [](tandem_attention_args& a) { a.sink = nullptr; },  [](tandem_attention_args& a) { a.lse = nullptr; },
+      [](tandem_attention_args& a) { a.dropout_p = 0.5; }, [](tandem_attention_args& a) { a.mask_mod = &mask; },
   };
   for (const AdjustArgs& change : changes) {
     ThreadGroup group(2);
@@ -65,10 +65,10 @@ TEST(RankFaults, ARefusalOfOneRankIsAnErrorOnAllRanks) {
   ThreadGroup group(3);
   const auto errors = on_ranks(3, [&](int32_t rank) {
     return run_rank(call.problem, {plan.get(), group.transport(rank)},
-                    [&](tandem_attention_args& a) { a.dropout_p = rank == 1 ? 0.5 : 0; });
+                    [&](tandem_attention_args& a) { a.accumulate = rank == 1; });
   });
   EXPECT_EQ(errors[0], "rank 1 refused the call: read the error message of this rank");
-  EXPECT_TRUE(contains(errors[1], "attention.dropout_p must be absent in context parallelism")) << errors[1];
+  EXPECT_TRUE(contains(errors[1], "attention.accumulate must be absent in context parallelism")) << errors[1];
   EXPECT_EQ(errors[2], errors[0]);
 }
 
@@ -105,16 +105,16 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   static int64_t shape[] = {1, 1, 1, 1};
   static float value = 0;
   static const tandem_tensor tensor{&value, {TANDEM_CPU, 0}, 4, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
-  static const tandem_mod mod{sizeof(tandem_mod), "score * 2", nullptr, 0, nullptr, 0};
+  static const tandem_tensor scalar{&value, {TANDEM_CPU, 0}, 0, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
+  static const tandem_mod_tensor captured{"t", &scalar, &scalar};
+  static const tandem_mod mod{sizeof(tandem_mod), "score * t", nullptr, 0, &captured, 1};
   const std::vector<std::pair<std::string, AdjustArgs>> options = {
       {"bias", [](tandem_attention_args& a) { a.bias = &tensor; }},
-      {"score_mod", [](tandem_attention_args& a) { a.score_mod = &mod; }},
-      {"mask_mod", [](tandem_attention_args& a) { a.mask_mod = &mod; }},
+      {"score_mod.tensors.gradient", [](tandem_attention_args& a) { a.score_mod = &mod; }},
       {"kv_indices", [](tandem_attention_args& a) { a.kv_indices = &tensor; }},
       {"seqused_k", [](tandem_attention_args& a) { a.seqused_k = &tensor; }},
       {"page_table", [](tandem_attention_args& a) { a.page_table = &tensor; }},
       {"max_scores", [](tandem_attention_args& a) { a.max_scores = &tensor; }},
-      {"dropout_p", [](tandem_attention_args& a) { a.dropout_p = 0.1; }},
       {"accumulate", [](tandem_attention_args& a) { a.accumulate = 1; }},
       {"cu_seqlens_q", [](tandem_attention_args& a) { a.cu_seqlens_q = &tensor; }},
       {"causal", [](tandem_attention_args& a) { a.causal = 1; }},
@@ -128,7 +128,7 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   EXPECT_TRUE(contains(refusal(nullptr, std::string(kSmall) + " --dtype f64"), "q.dtype (float64) must be"));
 }
 
-TEST(RankRefusals, SlopesOfAStripedLayout) {
+TEST(RankRefusals, SlopesAndDropoutOfAStripedLayout) {
   FaultyCall call(std::string(kSmall) + " --alibi head");
   const CpPlan plan = plan_of(call.problem, {2, TANDEM_CP_STRIPED});
   ThreadGroup group(2);
@@ -136,6 +136,13 @@ TEST(RankRefusals, SlopesOfAStripedLayout) {
     return run_rank(call.problem, {plan.get(), group.transport(rank)});
   });
   for (const std::string& error : errors) EXPECT_TRUE(contains(error, "attention.alibi_slopes must be absent"));
+  FaultyCall dropout;
+  ThreadGroup second(2);
+  const auto others = on_ranks(2, [&](int32_t rank) {
+    return run_rank(dropout.problem, {plan.get(), second.transport(rank)},
+                    [](tandem_attention_args& a) { a.dropout_p = 0.5; });
+  });
+  for (const std::string& error : others) EXPECT_TRUE(contains(error, "attention.dropout_p must be absent")) << error;
 }
 
 TEST(RankRefusals, PlansOfOtherGroups) {

@@ -190,11 +190,11 @@ std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adj
   return "";
 }
 
-void run_on_ranks(const Problem& p, const Division& division) {
+void run_on_ranks(const Problem& p, const Division& division, const AdjustArgs& adjust) {
   const CpPlan plan = plan_of(p, division);
   ThreadGroup group(division.ranks);
   const auto errors = on_ranks(division.ranks, [&](int32_t rank) {
-    return run_rank(p, {plan.get(), group.transport(rank), division.execution});
+    return run_rank(p, {plan.get(), group.transport(rank), division.execution}, adjust);
   });
   for (const std::string& error : errors) {
     if (!error.empty()) throw std::runtime_error(division.text() + ": " + error);
@@ -202,7 +202,19 @@ void run_on_ranks(const Problem& p, const Division& division) {
 }
 
 Engine engine_on_ranks(const Division& division) {
-  return [division](const EngineCall& call) { run_on_ranks(call, division); };
+  return [division](const EngineCall& call) {
+    run_on_ranks(call, division, options_of(call.instance->args(call.pass, call.outputs)));
+  };
+}
+
+AdjustArgs options_of(const tandem_attention_args& args) {
+  return [args](tandem_attention_args& a) {
+    a.score_mod = args.score_mod;
+    a.mask_mod = args.mask_mod;
+    a.dropout_p = args.dropout_p;
+    a.dropout_seed = args.dropout_seed;
+    a.dropout_offset = args.dropout_offset;
+  };
 }
 
 }  // namespace tandem::test

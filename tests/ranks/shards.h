@@ -38,8 +38,12 @@ struct RankRun {
 using AdjustArgs = std::function<void(tandem_attention_args&)>;
 std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adjust = nullptr);
 
-// Runs the problem on the ranks of a division. Throws std::runtime_error with the message of the first rank that fails.
-void run_on_ranks(const Problem& p, const Division& division);
+// Runs the problem on the ranks of a division. adjust: adds options that a Problem does not have as arguments. Throws
+// std::runtime_error with the message of the first rank that fails.
+void run_on_ranks(const Problem& p, const Division& division, const AdjustArgs& adjust = nullptr);
+
+// Copies expressions and dropout from the arguments of a case.
+AdjustArgs options_of(const tandem_attention_args& args);
 
 // The engine of the check of accuracy.
 Engine engine_on_ranks(const Division& division);

@@ -165,9 +165,10 @@ class HeadsRun {
     // Ranks that share a key head each have a part of its gradient.
     const int64_t rows = call_.plan->keys().tokens(call_.rank);
     RowBuffer dk(kSumType, call_.k_shape(rows)), dv(kSumType, call_.v_shape(rows));
-    add(&Problem::dq, p.dq, p.head_dim, &outputs_);
+    // Sums precede a dq of 16 bits in a message, so that they are aligned.
     add(&Problem::dk, dk.view(), p.head_dim, &outputs_);
     add(&Problem::dv, dv.view(), p.head_dim_v, &outputs_);
+    add(&Problem::dq, p.dq, p.head_dim, &outputs_);
     TANDEM_TRY(compute());
     TANDEM_TRY(exchange_.to_tokens(outputs_));
     StepRunner runner(call_);

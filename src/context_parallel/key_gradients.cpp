@@ -5,20 +5,19 @@
 namespace tandem::context_parallel {
 namespace {
 
-// Reads or writes rows of dk, and then rows of dv, from a place in a message.
+int64_t message_bytes(const ShardCall& call, int64_t rows) {
+  return call.k_shape(rows).bytes(kSumType) + call.v_shape(rows).bytes(kSumType);
+}
+
+// Rows of dk, and then rows of dv, at a place in a message.
 struct GradientViews {
   View dk, dv;
-  int64_t bytes;
 
   GradientViews(const ShardCall& call, std::byte* data, int64_t rows) {
-    const int64_t k_bytes = call.k_shape(rows).bytes(kSumType);
     dk = compact_view(data, kSumType, call.k_shape(rows));
-    dv = compact_view(data + k_bytes, kSumType, call.v_shape(rows));
-    bytes = k_bytes + call.v_shape(rows).bytes(kSumType);
+    dv = compact_view(data + call.k_shape(rows).bytes(kSumType), kSumType, call.v_shape(rows));
   }
 };
-
-int64_t message_bytes(const ShardCall& call, int64_t rows) { return GradientViews(call, nullptr, rows).bytes; }
 
 // The rows of a chunk of keys.
 int64_t chunk_rows(const ContextPlan& plan, int32_t document, int64_t number) {
@@ -127,7 +126,7 @@ Status OwnKeyGradients::add_nodes(int32_t rank, MessageBytes& message) {
     const int64_t rows = chunk_rows(*call_.plan, key.first, key.second);
     for (const MergeNode& node : nodes_left(leaves.all, own->second)) {
       const GradientViews views(call_, at, rows);
-      at += views.bytes;
+      at += message_bytes(call_, rows);
       KeyGradientRows part(call_, rows);
       copy_rows(views.dk, part.dk.view(), part.dk.shape());
       copy_rows(views.dv, part.dv.view(), part.dv.shape());

@@ -116,6 +116,9 @@ Status check_call(const tandem_cp_args& args, tandem_context& context, tandem_pa
     return Status::invalid(str_cat("args.execution (", args.execution, ") must be 0 to 2: choose TANDEM_CP_GATHER, ",
                                    "TANDEM_CP_RING or TANDEM_CP_HEADS"));
   }
+  if (args.reserved != 0) {
+    return Status::invalid(str_cat("args.reserved (", args.reserved, ") must be 0: zero the struct before the call"));
+  }
   if (context.engine->device() != nullptr) {
     return Status::unsupported("context (a GPU) must be a context of the CPU: context parallelism runs only on CPUs");
   }

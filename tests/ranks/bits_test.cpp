@@ -28,7 +28,8 @@ std::vector<uint64_t> bits_of(const Case& c, const Division& division) {
   return bits;
 }
 
-TEST(RankBits, DoNotDependOnRanksWithChunks) {
+// One device could not reproduce the bits of several.
+TEST(RankComplaints, CudnnFrontend752And1142OneDeviceReproducesTheBits) {
   struct ChunkCase {
     const char* flags;
     int64_t chunk;

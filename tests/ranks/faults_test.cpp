@@ -155,6 +155,27 @@ TEST(RankRefusals, PlansOfOtherGroups) {
   EXPECT_EQ(run_rank(call.problem, {pair.get(), group.transport(0), 3}).substr(0, 14), "args.execution");
 }
 
+TEST(RankRefusals, CallsWithWrongArguments) {
+  FaultyCall call;
+  const CpPlan plan = plan_of(call.problem, {1});
+  ThreadGroup group(1);
+  const tandem_attention_args attention{};
+  const auto error = [&](auto&& change) -> std::string {
+    tandem_cp_transport transport = *group.transport(0);
+    tandem_cp_args args{sizeof args, plan.get(), &transport, TANDEM_CP_GATHER, 0, &attention};
+    change(args, transport);
+    return tandem_cp_forward(nullptr, &args) == TANDEM_OK ? "" : tandem_last_error();
+  };
+  EXPECT_TRUE(contains(error([](auto& a, auto&) { a.size = 8; }), "args.size (8) must be"));
+  EXPECT_TRUE(contains(error([](auto& a, auto&) { a.plan = nullptr; }), "args.plan (NULL)"));
+  EXPECT_TRUE(contains(error([](auto& a, auto&) { a.transport = nullptr; }), "args.transport (NULL)"));
+  EXPECT_TRUE(contains(error([](auto& a, auto&) { a.attention = nullptr; }), "(NULL) must point to"));
+  EXPECT_TRUE(contains(error([](auto& a, auto&) { a.reserved = 1; }), "args.reserved (1) must be 0"));
+  EXPECT_TRUE(contains(error([](auto&, auto& t) { t.wait = nullptr; }), "transport (a function is NULL)"));
+  EXPECT_TRUE(contains(error([](auto&, auto& t) { t.rank = 1; }), "transport.rank (1) must be below 1"));
+  EXPECT_EQ(tandem_cp_forward(nullptr, nullptr), TANDEM_INVALID_ARGUMENT);
+}
+
 TEST(RankRefusals, PlansWithWrongArguments) {
   const int64_t lengths[] = {4, 5};
   tandem_cp_plan_args a{};

@@ -10,7 +10,8 @@ Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAtte
 ``tandem.fa4``, ``tandem.sdpa`` (torch's scaled_dot_product_attention), ``tandem.flex`` (torch's flex_attention, also
 ``tandem.flex_attention``) and ``tandem.transformers``. ``tandem.torch_sdpa`` makes torch's own function run Tandem on
 GPUs. ``tandem.patch()`` makes ``import flash_attn`` find Tandem. docs/python.md describes all of them.
-``tandem.jax.attention`` is attention for JAX (docs/jax.md).
+``tandem.jax.attention`` is attention for JAX (docs/jax.md). ``tandem.context_parallel`` is attention over the ranks
+of a torch process group.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from tandem._score_mod import Blocks, Mod
 __version__: str = _active.version
 __all__ = [
     "Blocks",
+    "ContextPlan",
     "Gradients",
     "Mod",
     "Unsupported",
     "attention",
     "attention_backward",
     "check",
+    "context_parallel",
     "description",
     "merge",
     "patch",
@@ -56,6 +59,10 @@ def __getattr__(name: str) -> Any:
     if name == "patch":
         globals()["patch"] = function = importlib.import_module("tandem.compat.patch").patch
         return function
+    if name == "ContextPlan":
+        return importlib.import_module("tandem._context_plan").ContextPlan
+    if name == "context_parallel":
+        return importlib.import_module("tandem._context_parallel").context_parallel
     if name in _FLEX_NAMES:
         return getattr(importlib.import_module("tandem.compat.flex"), name)
     if name in ("compat", "jax") or name in _import_paths.MODULES:

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "context_parallel/balance.h"
+#include "context_parallel/word_hash.h"
 
 namespace tandem::context_parallel {
 namespace {
@@ -14,19 +15,6 @@ std::span<const Shard> first_document(std::span<const Shard> shards) {
   while (n < shards.size() && shards[n].tokens.document == shards[0].tokens.document) ++n;
   return shards.first(n);
 }
-
-// Mixes words into a hash. The order of the words matters.
-class WordHash {
- public:
-  void add(int64_t word) {
-    state_ = (state_ ^ static_cast<uint64_t>(word)) * 0x9E3779B97F4A7C15u;
-    state_ ^= state_ >> 29;
-  }
-  uint64_t value() const { return state_; }
-
- private:
-  uint64_t state_ = 0x243F6A8885A308D3u;
-};
 
 Status check_block_mask(const ContextProblem& p) {
   const BlockMask& m = p.block_mask;
@@ -171,24 +159,38 @@ std::vector<ContextStep> ContextPlan::key_steps(int32_t rank) const {
 }
 
 std::vector<KeyTransfer> ContextPlan::transfers(int32_t rank) const {
-  std::vector<KeyTransfer> needed;
-  for (const ContextStep& s : steps(rank)) {
-    if (s.peer != rank) needed.push_back({s.k, s.peer, s.round});
+  std::vector<KeyTransfer> transfers;
+  for (int32_t round = 1; round < ranks(); ++round) {
+    for (const TokenRange& k : transfers_between(rank, peer(rank, round))) {
+      transfers.push_back({k, peer(rank, round), round});
+    }
   }
-  std::sort(needed.begin(), needed.end(), [](const KeyTransfer& a, const KeyTransfer& b) {
-    return std::tie(a.round, a.k.document, a.k.begin) < std::tie(b.round, b.k.document, b.k.begin);
+  return transfers;
+}
+
+std::vector<TokenRange> ContextPlan::transfers_between(int32_t q_rank, int32_t k_rank) const {
+  std::vector<TokenRange> needed, joined;
+  for (const ContextStep& s : steps_between(q_rank, k_rank)) needed.push_back(s.k);
+  std::sort(needed.begin(), needed.end(), [](const TokenRange& a, const TokenRange& b) {
+    return std::tie(a.document, a.begin) < std::tie(b.document, b.begin);
   });
-  std::vector<KeyTransfer> joined;
-  for (const KeyTransfer& t : needed) {
-    KeyTransfer* last = joined.empty() ? nullptr : &joined.back();
-    if (last != nullptr && last->round == t.round && last->k.document == t.k.document &&
-        t.k.begin <= last->k.position(last->k.count)) {
-      last->k.count = std::max(last->k.count, (t.k.end() - 1 - last->k.begin) / last->k.stride + 1);
+  for (const TokenRange& k : needed) {
+    TokenRange* last = joined.empty() ? nullptr : &joined.back();
+    if (last != nullptr && last->document == k.document && k.begin <= last->position(last->count)) {
+      last->count = std::max(last->count, (k.end() - 1 - last->begin) / last->stride + 1);
     } else {
-      joined.push_back(t);
+      joined.push_back(k);
     }
   }
   return joined;
+}
+
+ContextPlan ContextPlan::on_one_rank() const {
+  ContextPlan plan;
+  // The same documents and mask have passed the checks before.
+  (void)make_context_plan({documents_, window_left_, window_right_, block_mask_, 1, LayoutKind::contiguous, chunk_},
+                          &plan);
+  return plan;
 }
 
 int64_t ContextPlan::pairs(int32_t rank) const {
@@ -220,7 +222,7 @@ uint64_t ContextPlan::hash() const {
     hash.add(d.diagonal);
   }
   for (const int64_t offset : block_mask_.row_begin) hash.add(offset);
-  for (const int32_t block : block_mask_.key_blocks) hash.add(block);
+  for (const int32_t block : block_mask_.key_blocks) hash.add(int64_t{block});
   return hash.value();
 }
 

@@ -2,7 +2,7 @@
 //
 // make_context_plan() turns documents, mask, ranks and layout into a plan by arithmetic on the host. Every rank
 // computes the same plan from the same arguments. The steps of a rank cover its visible (query, key) pairs exactly
-// once, and a step without visible pairs does not exist. No code executes a plan yet.
+// once, and a step without visible pairs does not exist. execution.h executes a plan.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ struct ContextStep {
   // The mask of a call whose rows count from 0 in q and in k. A bound that hides no key of the step is unbounded.
   int64_t diagonal = 0;
   int64_t window_left = TANDEM_UNBOUNDED, window_right = TANDEM_UNBOUNDED;
-  // Parts of a row of out merge by ascending key_order, parts of a row of dk and dv by ascending query_order. The
-  // orders are numbers of chunks, the leaves of merge_tree.h; without chunks, the first position of the shard.
+  // With chunks: the numbers of the chunks of keys and queries, which are the leaves of merge_tree.h. Without chunks:
+  // the first positions of the shards.
   int64_t key_order = 0, query_order = 0;
   int64_t pairs = 0;  // visible pairs
 };
@@ -73,6 +73,11 @@ class ContextPlan {
 
   // The keys that a rank needs from other ranks, each once, by round, document and position.
   std::vector<KeyTransfer> transfers(int32_t rank) const;
+  // The keys of k_rank that q_rank needs, each once, by document and position.
+  std::vector<TokenRange> transfers_between(int32_t q_rank, int32_t k_rank) const;
+
+  // The same documents, mask and chunks on one rank.
+  ContextPlan on_one_rank() const;
 
   int32_t ranks() const { return queries_.ranks(); }
   int64_t chunk() const { return chunk_; }

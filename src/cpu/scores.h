@@ -238,10 +238,13 @@ inline void finish_scores(ScoreTile tile, ScoreUnit unit, const TileMemory& memo
 // ---- Dropout ----------------------------------------------------------------------------------------------------
 
 // Sets factors[key][lane] to 0 or 1 / (1 - p) for keys [key, key + count), by Philox as tandem.h defines it. The
-// compiler vectorises the loops over lanes.
+// compiler vectorises the loops over lanes. The placement has stride 1.
 inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
                             int64_t stride) {
   const Problem& p = *piece.problem;
+  const Placement& place = p.placement;
+  const int64_t heads = place.heads_q > 0 ? place.heads_q : p.heads_q;
+  key += place.k_first;
   const uint32_t threshold = dropout_threshold(p.dropout.p);
   const auto keep = static_cast<float>(1.0 / (1.0 - p.dropout.p));
   const auto high = static_cast<uint32_t>(p.dropout.offset >> 32);
@@ -249,8 +252,8 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
     uint32_t w[4][kPanel];
     for (int i = 0; i < kPanel; ++i) {
       w[0][i] = static_cast<uint32_t>(group);
-      w[1][i] = static_cast<uint32_t>(rows.query[i]);
-      w[2][i] = static_cast<uint32_t>(piece.sequence_number * p.heads_q + rows.head[i]);
+      w[1][i] = static_cast<uint32_t>(place.q_first + rows.query[i]);
+      w[2][i] = static_cast<uint32_t>((place.sequence + piece.sequence_number) * heads + place.head + rows.head[i]);
       w[3][i] = static_cast<uint32_t>(p.dropout.offset);
     }
     auto key0 = static_cast<uint32_t>(p.dropout.seed), key1 = static_cast<uint32_t>(p.dropout.seed >> 32) + high;

@@ -9,9 +9,7 @@ namespace {
 using namespace context_parallel;
 
 TEST(WorkCurves, CountAllPairsBeforeAQuery) {
-  for (uint64_t seed = 1; seed <= 500; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
+  for_random_contexts(500, [](const ContextCase& c, Random&) {
     const BlockMask blocks = c.problem().block_mask;
     std::vector<int64_t> starts{0}, k_lens;
     std::vector<DocumentMask> masks;
@@ -29,12 +27,12 @@ TEST(WorkCurves, CountAllPairsBeforeAQuery) {
     int64_t pairs = 0, packed = 0;
     for (size_t d = 0; d < c.documents.size(); ++d) {
       for (int64_t i = 0; i < c.documents[d].q_len; ++i) {
-        ASSERT_EQ(work.before(packed++), pairs) << "seed " << seed << ": " << c;
+        ASSERT_EQ(work.before(packed++), pairs);
         for (int64_t j = 0; j < k_lens[d]; ++j) pairs += c.visible(static_cast<int32_t>(d), i, j) ? 1 : 0;
       }
     }
-    ASSERT_EQ(work.total(), pairs) << "seed " << seed << ": " << c;
-  }
+    ASSERT_EQ(work.total(), pairs);
+  });
 }
 
 // Masks of training: full, causal, causal windows, bidirectional windows and block masks.

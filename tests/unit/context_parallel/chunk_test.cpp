@@ -2,6 +2,7 @@
 #include <map>
 
 #include "context_parallel/merge_tree.h"
+#include "context_parallel/tree_sum.h"
 #include "unit/context_parallel/problems.h"
 
 namespace tandem::test {
@@ -59,10 +60,44 @@ TEST(MergeTree, AStackOfNodesMergesAdjacentNodes) {
   }
 }
 
-ContextCase chunked(Random& r) {
-  ContextCase c = random_context(r);
-  c.chunk = r.between(1, 12);
-  return c;
+// Sums floats of random leaves on random ranks, which send the nodes that remain.
+TEST(TreeSums, DoNotDependOnTheOrderOfArrival) {
+  const auto add = [](float& left, float& right) {
+    left += right;
+    return Status{};
+  };
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    Random r(seed);
+    std::vector<int64_t> leaves;
+    std::vector<float> values;
+    for (int64_t n = 0; n < 40; ++n) {
+      if (!r.chance(0.6) && !(n == 39 && leaves.empty())) continue;
+      leaves.push_back(n);
+      values.push_back(static_cast<float>(r.normal()));
+    }
+    TreeSum<float> one(leaves), owner(leaves);
+    for (size_t n = 0; n < leaves.size(); ++n) ASSERT_TRUE(one.add({0, leaves[n]}, values[n], add).ok());
+    std::vector<std::vector<size_t>> ranks(static_cast<size_t>(r.between(1, 5)));
+    for (size_t n = 0; n < leaves.size(); ++n) {
+      ranks[static_cast<size_t>(r.between(0, std::ssize(ranks) - 1))].push_back(n);
+    }
+    for (const std::vector<size_t>& rank : ranks) {
+      TreeSum<float> sum(leaves);
+      std::vector<int64_t> own;
+      for (const size_t n : rank) own.push_back(leaves[n]);
+      // A rank computes its leaves in descending order, and sends the nodes that remain in ascending order.
+      for (size_t n = rank.size(); n > 0; --n) ASSERT_TRUE(sum.add({0, own[n - 1]}, values[rank[n - 1]], add).ok());
+      std::vector<MergeNode> sent;
+      for (const auto& [begin, entry] : sum.nodes()) {
+        sent.push_back(entry.node);
+        ASSERT_TRUE(owner.add(entry.node, entry.value, add).ok());
+      }
+      ASSERT_EQ(sent, nodes_left(leaves, own)) << "seed " << seed;
+    }
+    ASSERT_EQ(one.nodes().size(), 1u);
+    ASSERT_EQ(owner.nodes().size(), 1u);
+    ASSERT_EQ(owner.nodes().begin()->second.value, one.nodes().begin()->second.value) << "seed " << seed;
+  }
 }
 
 // Everything about a step except its ranks.
@@ -87,9 +122,8 @@ std::multiset<Leaf> leaves(const ContextCase& c) {
 }
 
 TEST(ChunkPlans, HaveTheSamePartsOnAnyNumberOfRanks) {
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
-    Random r(seed);
-    ContextCase c = chunked(r);
+  for_random_contexts(400, [](ContextCase& c, Random& r) {
+    c.chunk = r.between(1, 12);
     c.ranks = 1;
     c.layout = LayoutKind::contiguous;
     const std::multiset<Leaf> one = leaves(c);
@@ -97,10 +131,10 @@ TEST(ChunkPlans, HaveTheSamePartsOnAnyNumberOfRanks) {
       for (const int32_t ranks : {1, 2, 3, 4, 8}) {
         c.layout = layout;
         c.ranks = ranks;
-        ASSERT_EQ(leaves(c), one) << "seed " << seed << ": " << c;
+        ASSERT_EQ(leaves(c), one) << c;
       }
     }
-  }
+  });
 }
 
 // A sum whose bits depend on the order of additions.
@@ -156,19 +190,18 @@ std::map<KeyChunk, float> sum_of_nodes(const ContextCase& c) {
 }
 
 TEST(ChunkPlans, SumsOfNodesHaveTheSameBitsOnAnyNumberOfRanks) {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
-    Random r(seed);
-    ContextCase c = chunked(r);
+  for_random_contexts(200, [](ContextCase& c, Random& r) {
+    c.chunk = r.between(1, 12);
     c.ranks = 1;
     const std::map<KeyChunk, float> one = sum_of_nodes(c);
     for (const LayoutKind layout : kLayouts) {
       for (const int32_t ranks : {1, 2, 3, 4, 8}) {
         c.layout = layout;
         c.ranks = ranks;
-        ASSERT_EQ(sum_of_nodes(c), one) << "seed " << seed << ": " << c;
+        ASSERT_EQ(sum_of_nodes(c), one) << c;
       }
     }
-  }
+  });
 }
 
 }  // namespace

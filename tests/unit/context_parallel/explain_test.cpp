@@ -40,9 +40,7 @@ TEST(ExplainContext, ShowsWhichRankComputesWhatInEachRound) {
 }
 
 TEST(ExplainContext, FitsEightyColumns) {
-  for (uint64_t seed = 1; seed <= 200; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
+  for_random_contexts(200, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     std::string text = explain(plan) + explain_rank(plan, c.ranks - 1);
     for (size_t begin = 0; begin < text.size();) {
@@ -50,7 +48,7 @@ TEST(ExplainContext, FitsEightyColumns) {
       ASSERT_LE(end - begin, 80u) << text.substr(begin, end - begin);
       begin = end + 1;
     }
-  }
+  });
   const ContextPlan large = causal(kMaxTokens, 64, LayoutKind::striped).plan();
   std::string text = explain(large) + explain_rank(large, 63);
   for (size_t begin = 0; begin < text.size();) {

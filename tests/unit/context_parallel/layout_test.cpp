@@ -45,10 +45,7 @@ void expect_permutation(const ShardLayout& layout, const std::vector<int64_t>& l
 }
 
 TEST(Layouts, ArePermutations) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+  for_random_contexts(2000, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     std::vector<int64_t> q_lens, k_lens;
     for (const PackedDocument& d : c.documents) {
@@ -57,8 +54,7 @@ TEST(Layouts, ArePermutations) {
     }
     expect_permutation(plan.queries(), q_lens);
     expect_permutation(plan.keys(), k_lens);
-    if (HasFatalFailure()) return;
-  }
+  });
 }
 
 std::string owners(const ContextCase& c) {
@@ -94,19 +90,17 @@ TEST(Layouts, AssignTheseTokens) {
 }
 
 TEST(Layouts, SharesDifferByOneToken) {
-  for (uint64_t seed = 1; seed <= 2000; ++seed) {
-    Random r(seed);
-    ContextCase c = random_context(r);
+  for_random_contexts(2000, [](ContextCase& c, Random&) {
     c.chunk = 0;
-    if (c.layout == LayoutKind::per_document || c.layout == LayoutKind::striped) continue;
+    if (c.layout == LayoutKind::per_document || c.layout == LayoutKind::striped) return;
     const ContextPlan plan = c.plan();
     int64_t fewest = kMaxTokens, most = 0;
     for (int32_t rank = 0; rank < c.ranks; ++rank) {
       fewest = std::min(fewest, plan.queries().tokens(rank));
       most = std::max(most, plan.queries().tokens(rank));
     }
-    ASSERT_LE(most - fewest, c.layout == LayoutKind::zigzag ? 2 : 1) << "seed " << seed << ": " << c;
-  }
+    ASSERT_LE(most - fewest, c.layout == LayoutKind::zigzag ? 2 : 1);
+  });
 }
 
 }  // namespace

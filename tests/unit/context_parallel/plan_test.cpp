@@ -11,13 +11,7 @@ namespace {
 using namespace context_parallel;
 
 TEST(RandomContextPlans, CoverEachVisiblePairOnce) {
-  for (uint64_t seed = 1; seed <= 4000; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
-    expect_covered_once(c, c.plan());
-    if (testing::Test::HasFatalFailure()) return;
-  }
+  for_random_contexts(4000, [](const ContextCase& c, Random&) { expect_covered_once(c, c.plan()); });
 }
 
 void expect_step(const ContextCase& c, const ContextPlan& plan, const ContextStep& s) {
@@ -54,10 +48,7 @@ void expect_step(const ContextCase& c, const ContextPlan& plan, const ContextSte
 }
 
 TEST(RandomContextPlans, StepsDescribeThemselves) {
-  for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+  for_random_contexts(1500, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     for (int32_t rank = 0; rank < c.ranks; ++rank) {
       int64_t pairs = 0;
@@ -72,7 +63,7 @@ TEST(RandomContextPlans, StepsDescribeThemselves) {
       }
       ASSERT_EQ(plan.pairs(rank), pairs);
     }
-  }
+  });
 }
 
 using StepKey = std::tuple<int32_t, int64_t, int64_t, int64_t, int64_t, int32_t, int32_t, int64_t, int64_t>;
@@ -82,9 +73,7 @@ StepKey key_of(const ContextStep& s) {
 }
 
 TEST(RandomContextPlans, OwnersOfKeysSeeTheSameSteps) {
-  for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
+  for_random_contexts(1500, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     std::multiset<StepKey> by_queries, by_keys;
     for (int32_t rank = 0; rank < c.ranks; ++rank) {
@@ -97,15 +86,12 @@ TEST(RandomContextPlans, OwnersOfKeysSeeTheSameSteps) {
         by_keys.insert(key_of(s));
       }
     }
-    ASSERT_EQ(by_queries, by_keys) << "seed " << seed << ": " << c;
-  }
+    ASSERT_EQ(by_queries, by_keys);
+  });
 }
 
 TEST(RandomContextPlans, PartsOfARowHaveOneOrder) {
-  for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+  for_random_contexts(1500, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     // (document, row, order) -> the first position of the part; each must be unique and ascend.
     std::map<std::tuple<int32_t, int64_t, int64_t>, int64_t> of_out, of_dk;
@@ -119,7 +105,7 @@ TEST(RandomContextPlans, PartsOfARowHaveOneOrder) {
         }
       }
     }
-    if (c.layout == LayoutKind::striped) continue;  // trimmed stripes overlap
+    if (c.layout == LayoutKind::striped) return;  // trimmed stripes overlap
     for (const auto* orders : {&of_out, &of_dk}) {
       const std::tuple<int32_t, int64_t, int64_t>* last = nullptr;
       int64_t position = 0;
@@ -131,14 +117,11 @@ TEST(RandomContextPlans, PartsOfARowHaveOneOrder) {
         position = begin;
       }
     }
-  }
+  });
 }
 
 TEST(RandomContextPlans, NeededKeysTravelOnce) {
-  for (uint64_t seed = 1; seed <= 1500; ++seed) {
-    Random r(seed);
-    const ContextCase c = random_context(r);
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+  for_random_contexts(1500, [](const ContextCase& c, Random&) {
     const ContextPlan plan = c.plan();
     for (int32_t rank = 0; rank < c.ranks; ++rank) {
       std::set<std::pair<int32_t, int64_t>> needed, received;
@@ -163,7 +146,7 @@ TEST(RandomContextPlans, NeededKeysTravelOnce) {
         ASSERT_EQ(received, needed);
       }
     }
-  }
+  });
 }
 
 TEST(ContextPlans, ReceiveOnlyNeighboursKeysUnderAWindow) {

@@ -93,6 +93,18 @@ inline ContextCase random_context(Random& r) {
   return c;
 }
 
+// Calls check(c, r) for the random problems of the seeds 1 to `count`, until a check fails fatally. A failure prints
+// the seed and the problem. r: more random numbers of the seed.
+template <class Check>
+void for_random_contexts(uint64_t count, Check&& check) {
+  for (uint64_t seed = 1; seed <= count && !testing::Test::HasFatalFailure(); ++seed) {
+    Random r(seed);
+    ContextCase c = random_context(r);
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << c);
+    check(c, r);
+  }
+}
+
 // One document of self-attention under a causal mask.
 inline ContextCase causal(int64_t tokens, int32_t ranks, LayoutKind layout = LayoutKind::balanced) {
   ContextCase c;

@@ -1,9 +1,10 @@
-/* The C interface from C11, through the shared library: tandem.h compiles alone, and a call from C works. */
+/* The C interface from C11, through the shared library: the headers compile alone, and a call from C works. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "tandem/context_parallel.h"
 #include "tandem/tandem.h"
 
 static int failures = 0;
@@ -44,5 +45,21 @@ int main(void) {
   expect(tandem_check(NULL, (tandem_pass)7, &args) == TANDEM_INVALID_ARGUMENT, "a pass that is none");
   expect(strstr(tandem_last_error(), "pass (7)") != NULL, "its sentence");
   expect(strcmp(tandem_status_name(TANDEM_UNSUPPORTED), "unsupported") == 0, "the name of a status");
+
+  const int64_t lengths[2] = {5, 1};
+  tandem_cp_plan_args plan_args;
+  memset(&plan_args, 0, sizeof plan_args);
+  plan_args.size = sizeof plan_args;
+  plan_args.ranks = 2;
+  plan_args.documents = 2;
+  plan_args.q_lens = lengths;
+  tandem_cp_plan* plan = NULL;
+  int64_t rows[2] = {0, 0};
+  expect(tandem_cp_plan_create(&plan_args, &plan) == TANDEM_OK, "a plan of two ranks");
+  expect(tandem_cp_plan_rows(plan, 0, &rows[0], NULL) == TANDEM_OK, "the rows of rank 0");
+  expect(tandem_cp_plan_rows(plan, 1, &rows[1], NULL) == TANDEM_OK, "the rows of rank 1");
+  expect(rows[0] + rows[1] == 6, "all rows have a rank");
+  expect(tandem_cp_plan_rows(plan, 2, rows, NULL) == TANDEM_INVALID_ARGUMENT, "a rank beyond the group");
+  tandem_cp_plan_destroy(plan);
   return failures != 0;
 }

@@ -1,0 +1,179 @@
+"""Attention over the ranks of a torch process group, with gradients. The library executes the plan."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _arrays, _ctypes, _gradients, _options, _score_mod
+from tandem._binding import seed_of
+from tandem._context_plan import ContextPlan
+from tandem._context_transport import GroupTransport, TransportStruct, transport_of
+from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
+from tandem._errors import Unsupported, error_of
+from tandem._tensors import check_layout, check_tensor, resolved
+
+EXECUTIONS = {"gather": 0, "ring": 1, "heads": 2}
+
+
+class _Args(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_int64),
+        ("plan", ctypes.c_void_p),
+        ("transport", ctypes.POINTER(TransportStruct)),
+        ("execution", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("attention", ctypes.POINTER(_ctypes._Args)),
+    ]
+
+
+_library = _ctypes.library()
+_library.tandem_cp_forward.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
+_library.tandem_cp_backward.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
+
+
+class _Call:
+    """The plan, the transport and the options of a call, for both passes. options: call_args of _binding.py."""
+
+    def __init__(self, plan: ContextPlan, transport: GroupTransport, execution: str, options: dict[str, Any]) -> None:
+        self.plan, self.transport, self.options = plan, transport, options
+        self.execution = EXECUTIONS[execution]
+
+    def run(self, function: Any, tensors: dict[str, Tensor | None]) -> None:
+        attention = _ctypes._Args(size=ctypes.sizeof(_ctypes._Args))
+        for name, x in {**self.options, **tensors}.items():
+            if x is None:
+                continue
+            if name == "seed":
+                if not _ctypes._set_seed(attention, x):
+                    raise ValueError(f"seed (shape {tuple(x.shape)}) must be an integer or two int64: pass the seed")
+            elif name in _score_mod.MODS:
+                setattr(attention, name, ctypes.pointer(_ctypes._mod_of(x, name, 0)))
+            elif _options.KINDS[name] == "Tensor":
+                setattr(attention, name, ctypes.pointer(_ctypes._tensor_of(_arrays.describe(x, name))))
+            else:
+                _ctypes._set_option(attention, name, x)
+        args = _Args(ctypes.sizeof(_Args), self.plan.handle, ctypes.pointer(self.transport.struct), self.execution)
+        args.attention = ctypes.pointer(attention)
+        status = function(_ctypes._context(), args)
+        failure = self.transport.take_failure()
+        if status != 0:
+            raise failure or self._error(status, tensors)
+
+    def _error(self, status: int, tensors: dict[str, Any]) -> Exception:
+        sentence = _ctypes.last_error().replace("attention.", "")
+        return error_of(status, sentence, {**tensors, **_score_mod.named(self.options)})
+
+
+def _compact(x: Tensor | None) -> Tensor | None:
+    """Returns x with a contiguous last dimension."""
+    x = resolved(x)
+    return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()
+
+
+class _ContextParallel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = (_compact(x) for x in (q, k, v))
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = torch.empty(q.shape[1::-1], dtype=torch.float32)
+        call.run(_library.tandem_cp_forward, {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse})
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, sink, out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, sink, out, lse = ctx.saved_tensors
+        # Ranks must agree on the outputs of the call, so that every rank computes all gradients.
+        dout = torch.zeros_like(out) if dout is None else _compact(dout)
+        dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
+        dq, dk, dv = (_gradients.like(x) for x in (q, k, v))
+        dsink = None if sink is None else torch.empty_like(sink)
+        inputs = {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
+        outputs = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
+        ctx.call.run(_library.tandem_cp_backward, {**inputs, "dout": dout, "dlse": dlse, **outputs})
+        dq, dk, dv, dsink = once_differentiable([dq, dk, dv, dsink], (q, k, v, sink, dout, dlse))
+        return None, dq, dk, dv, dsink
+
+    jvp = staticmethod(refuse_forward)
+
+
+def _bound(mod: Any, name: str) -> _score_mod.Bound:
+    bound = _score_mod.bound(mod, name)
+    tensors = _score_mod.tensors_of(bound)
+    if any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
+        raise Unsupported(f"{name}'s tensors must not require gradients in context_parallel: detach the tensors")
+    return _score_mod.replaced(bound, [resolved(x) for x in tensors])
+
+
+def context_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    plan: ContextPlan,
+    group: Any = None,
+    execution: str = "gather",
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sink: Tensor | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention over all tokens of the plan, of which each rank of the group has a shard. All ranks call together.
+
+    q, k, v : the rank's rows, (rows, heads, head_dim), as plan.shard() returns them: CPU tensors of float32, bfloat16
+        or float16. The mask is the plan's.
+    group : a torch process group with a backend for CPU tensors; None: the default group.
+    execution : "gather" receives all needed keys at once, "ring" the keys of one rank after the other, and "heads"
+        exchanges tokens for heads. All ranks pass the same one.
+    softmax_scale, softcap, alibi_slopes, sink : as :func:`tandem.attention`. alibi_slopes: (heads_q) or (documents,
+        heads_q). sink is whole on every rank, and so is its gradient: do not sum it over the ranks again.
+    score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
+        ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
+        The tensors of score_mod have no gradients.
+    return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
+
+    q, k, v and sink have gradients. All ranks run the backward, in the same order. The first call with a plan, shapes
+    and options compares them between the ranks, and a difference is an error on all ranks. An error of the group, such
+    as a lost rank, is raised as torch raises it.
+    """
+    if not isinstance(plan, ContextPlan):
+        raise TypeError(f"plan ({type(plan).__name__}) must be a tandem.ContextPlan: create one on every rank")
+    if execution not in EXECUTIONS:
+        raise ValueError(f"execution ({execution!r}) must be one of {', '.join(EXECUTIONS)}: choose one of them")
+    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes}
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        check_tensor(x, name)
+        check_layout(x, name)
+        if x.device.type != "cpu":
+            raise Unsupported(f"{name} ({x.device}) must be on the CPU: context parallelism runs only on CPUs")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} ({x.dim()} dimensions) must be (rows, heads, head_dim): pass the rank's shard")
+    refuse_tangents(tensors.values())
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported("context_parallel is not served under torch.func's transforms: call it outside of them")
+    options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale, "dropout_p": dropout_p}
+    options["alibi_slopes"] = resolved(alibi_slopes)
+    for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if mod is not None:
+            options[name] = _bound(mod, name)
+    if dropout_p:
+        if seed is None:
+            raise ValueError("seed (None) must be an integer or two with dropout_p: pass the same seed on all ranks")
+        options["seed"] = seed_of(seed)
+    call = _Call(plan, transport_of(group), execution, options)
+    out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink))
+    return (out, lse) if return_lse else out

@@ -1,0 +1,203 @@
+"""The plan of one attention over several ranks: the tokens of each rank, and the division of batches."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tandem import _ctypes
+from tandem._binding import check_mask, window_of
+from tandem._errors import error_of
+
+LAYOUTS = {"balanced": 0, "contiguous": 1, "zigzag": 2, "per_document": 3, "striped": 4}
+_ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
+_int32, _int64 = ctypes.c_int32, ctypes.c_int64
+_pointer = ctypes.POINTER(_int64)
+
+
+class _PlanArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("ranks", _int32),
+        ("layout", _int32),
+        ("chunk", _int64),
+        ("documents", _int64),
+        ("q_lens", _pointer),
+        ("k_lens", _pointer),
+        ("diagonals", _pointer),
+        ("causal", _int32),
+        ("alignment", _int32),
+        ("window", _int32),
+        ("reserved", _int32),
+        ("window_left", _int64),
+        ("window_right", _int64),
+    ]
+
+
+def _prepare(library: ctypes.CDLL) -> ctypes.CDLL:
+    plan = ctypes.c_void_p
+    library.tandem_cp_plan_create.argtypes = [ctypes.POINTER(_PlanArgs), ctypes.POINTER(plan)]
+    library.tandem_cp_plan_destroy.argtypes = [plan]
+    library.tandem_cp_plan_destroy.restype = None
+    library.tandem_cp_plan_hash.argtypes = [plan]
+    library.tandem_cp_plan_hash.restype = ctypes.c_uint64
+    library.tandem_cp_plan_rows.argtypes = [plan, _int32, _pointer, _pointer]
+    library.tandem_cp_plan_tokens.argtypes = [plan, _int32, _int32, ctypes.POINTER(_int32), _pointer]
+    return library
+
+
+_library = _prepare(_ctypes.library())
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise error_of(status, _ctypes.last_error(), {})
+
+
+def _lengths(lengths: Any, name: str) -> np.ndarray:
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
+        raise TypeError(f"{name} (shape {array.shape}, {array.dtype}) must be a list of integers: pass lengths")
+    return np.ascontiguousarray(array, np.int64)
+
+
+class ContextPlan:
+    """The plan of context parallelism. Every rank creates it from equal arguments.
+
+    seqlens : the lengths of the packed documents. A batch of equal sequences is a list of equal lengths.
+    ranks : the size of the group.
+    seqlens_k : the lengths of the keys of each document; None: seqlens.
+    causal, window, alignment : the mask of :func:`tandem.attention`, for each document.
+    layout : the ranks of the tokens. "balanced" gives each rank the same number of queries and nearly the same work.
+        "contiguous", "zigzag", "per_document" and "striped" are fixed divisions.
+    chunk : 0, or the number of tokens of a chunk. With chunks the bits of every result depend neither on the number of
+        ranks nor on layout and execution.
+
+    Rows are numbered as in the packed batch: all tokens of document 0, then of document 1, and so on.
+    """
+
+    def __init__(
+        self,
+        seqlens: Any,
+        ranks: int,
+        *,
+        seqlens_k: Any = None,
+        causal: bool = False,
+        window: Sequence[int | None] | None = None,
+        alignment: str = "bottom_right",
+        layout: str = "balanced",
+        chunk: int = 0,
+    ) -> None:
+        check_mask(causal, alignment)
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout ({layout!r}) must be one of {', '.join(LAYOUTS)}: choose one of them")
+        q_lens = _lengths(seqlens, "seqlens")
+        k_lens = q_lens if seqlens_k is None else _lengths(seqlens_k, "seqlens_k")
+        if k_lens.size != q_lens.size:
+            raise ValueError(f"seqlens_k ({k_lens.size} lengths) must have the {q_lens.size} documents of seqlens")
+        args = _PlanArgs(ctypes.sizeof(_PlanArgs), ranks, LAYOUTS[layout], chunk, q_lens.size)
+        args.q_lens, args.k_lens = (x.ctypes.data_as(_pointer) for x in (q_lens, k_lens))
+        args.causal, args.alignment = bool(causal), _ALIGNMENTS[alignment]
+        left, right = (None, None) if window is None else window_of(window)
+        args.window = (left is not None) + 2 * (right is not None)
+        args.window_left, args.window_right = left or 0, right or 0
+        handle = ctypes.c_void_p()
+        _check(_library.tandem_cp_plan_create(args, ctypes.byref(handle)))
+        self.handle, self.ranks, self.layout, self.chunk = handle, ranks, layout, chunk
+        self._lens = q_lens, k_lens
+        self._tokens: dict[tuple[int, bool], tuple[np.ndarray, np.ndarray]] = {}
+        weakref.finalize(self, _library.tandem_cp_plan_destroy, handle)
+
+    def __repr__(self) -> str:
+        return (
+            f"ContextPlan({self._lens[0].size} documents, {self._lens[0].sum()} tokens, {self.ranks} ranks, "
+            f"layout={self.layout!r}, chunk={self.chunk})"
+        )
+
+    @property
+    def hash(self) -> int:
+        """Equal on ranks that created the plan from equal arguments."""
+        return int(_library.tandem_cp_plan_hash(self.handle))
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """Returns the numbers of rows of the rank's queries and keys."""
+        q, k = _int64(), _int64()
+        _check(_library.tandem_cp_plan_rows(self.handle, rank, ctypes.byref(q), ctypes.byref(k)))
+        return q.value, k.value
+
+    def _tokens_of(self, rank: int, keys: bool) -> tuple[np.ndarray, np.ndarray]:
+        found = self._tokens.get((rank, keys))
+        if found is None:
+            count = self.rows(rank)[keys]
+            documents, positions = np.empty(count, np.int32), np.empty(count, np.int64)
+            pointers = documents.ctypes.data_as(ctypes.POINTER(_int32)), positions.ctypes.data_as(_pointer)
+            _check(_library.tandem_cp_plan_tokens(self.handle, rank, keys, *pointers))
+            found = self._tokens[rank, keys] = documents, positions
+        return found
+
+    def documents(self, rank: int, keys: bool = False) -> np.ndarray:
+        """Returns the document of each row of the rank's queries or keys."""
+        return self._tokens_of(rank, keys)[0].copy()
+
+    def positions(self, rank: int, keys: bool = False) -> np.ndarray:
+        """Returns the position of each row in its document, for example for rotary embeddings."""
+        return self._tokens_of(rank, keys)[1].copy()
+
+    def indices(self, rank: int, keys: bool = False) -> np.ndarray:
+        """Returns the row in the packed batch of each row of the rank."""
+        documents, positions = self._tokens_of(rank, keys)
+        lens = self._lens[keys]
+        return (np.cumsum(lens) - lens)[documents] + positions
+
+    def _check_total(self, x: Any, total: int, dim: int) -> None:
+        if x.shape[dim] != total:
+            raise ValueError(
+                f"x.shape[{dim}] ({x.shape[dim]}) must be the {total} tokens of the plan: pass the packed batch"
+            )
+
+    def shard(self, x: Any, rank: int, *, dim: int = 0, keys: bool = False) -> Any:
+        """Returns the rank's rows of a packed batch, a torch tensor or an array. Gradients pass through."""
+        self._check_total(x, int(self._lens[keys].sum()), dim)
+        return _take(x, self.indices(rank, keys), dim)
+
+    def unshard(self, shards: Sequence[Any], *, dim: int = 0, keys: bool = False) -> Any:
+        """Returns the packed batch of the shards of all ranks, in the order of the ranks."""
+        if len(shards) != self.ranks:
+            raise ValueError(f"shards ({len(shards)}) must be one for each of the {self.ranks} ranks: pass all")
+        for rank, x in enumerate(shards):
+            rows = self.rows(rank)[keys]
+            if x.shape[dim] != rows:
+                raise ValueError(
+                    f"shards[{rank}].shape[{dim}] ({x.shape[dim]}) must be the {rows} rows of rank {rank}: "
+                    "pass the shards of this plan"
+                )
+        order = np.argsort(np.concatenate([self.indices(rank, keys) for rank in range(self.ranks)]))
+        return _take(_join(shards, dim), order, dim)
+
+    def collect(self, x: Any, group: Any = None, *, dim: int = 0, keys: bool = False) -> Any:
+        """Returns the packed batch of the torch tensors x of all ranks of a group. The result has no gradient."""
+        from tandem import _context_transport
+
+        _context_transport.transport_of(group)  # checks the group
+        rows = [self.rows(rank)[keys] for rank in range(self.ranks)]
+        return self.unshard(_context_transport.collect(x, rows, dim, group), dim=dim, keys=keys)
+
+
+def _take(x: Any, indices: np.ndarray, dim: int) -> Any:
+    if isinstance(x, np.ndarray):
+        return np.take(x, indices, axis=dim)
+    import torch
+
+    return x.index_select(dim, torch.from_numpy(np.ascontiguousarray(indices)).to(x.device))
+
+
+def _join(shards: Sequence[Any], dim: int) -> Any:
+    if isinstance(shards[0], np.ndarray):
+        return np.concatenate(shards, axis=dim)
+    import torch
+
+    return torch.cat(list(shards), dim=dim)

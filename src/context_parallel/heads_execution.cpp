@@ -1,0 +1,228 @@
+#include <deque>
+
+#include "base/text.h"
+#include "context_parallel/execution.h"
+#include "context_parallel/heads.h"
+#include "context_parallel/transport.h"
+
+namespace tandem::context_parallel {
+namespace {
+
+// The heads that a rank computes, as calls with grouped heads.
+struct HeadShare {
+  FixedVector<HeadRun, 3> runs;
+
+  int64_t q_begin() const { return runs.size() > 0 ? runs[0].q_begin : 0; }
+  int64_t k_begin() const { return runs.size() > 0 ? runs[0].k_begin : 0; }
+  int64_t q_heads() const { return runs.size() > 0 ? runs[runs.size() - 1].q_end - q_begin() : 0; }
+  int64_t k_heads() const { return runs.size() > 0 ? runs[runs.size() - 1].k_end - k_begin() : 0; }
+};
+
+// With chunks a rank has whole groups, because dk and dv sum over the heads of a group inside the engine.
+HeadShare share_of(const ShardCall& call, int32_t rank) {
+  const int64_t heads_q = call.problem.heads_q, heads_k = call.problem.heads_k;
+  const int32_t ranks = call.plan->ranks();
+  if (call.plan->chunk() == 0) return {head_runs(heads_q, heads_k, ranks, rank)};
+  const int64_t begin = heads_k * rank / ranks, end = heads_k * (rank + 1) / ranks, group = call.problem.group();
+  HeadShare share;
+  if (begin < end) share.runs.push_back({begin * group, end * group, begin, end});
+  return share;
+}
+
+// A tensor of this rank's tokens with all heads, and of all tokens with this rank's heads.
+struct MovedTensor {
+  View shard, whole;
+  bool of_keys = false;
+  int64_t dim = 1;
+  bool adds = false;  // to_tokens() adds to the shard
+};
+
+// Moves tensors between the two divisions. A message has the rows of one rank and the heads of another.
+class HeadExchange {
+ public:
+  explicit HeadExchange(const ShardCall& call) : call_(call) {
+    int64_t q = 0, k = 0;
+    for (const PackedDocument& d : call.plan->documents()) {
+      q_starts_.push_back(q);
+      k_starts_.push_back(k);
+      q += d.q_len;
+      k += d.k_len;
+    }
+    q_rows_ = q;
+    k_rows_ = k;
+    for (int32_t r = 0; r < call.plan->ranks(); ++r) shares_.push_back(share_of(call, r));
+  }
+
+  const HeadShare& own() const { return shares_[static_cast<size_t>(call_.rank)]; }
+  int64_t rows(bool of_keys) const { return of_keys ? k_rows_ : q_rows_; }
+
+  Status to_heads(const std::vector<MovedTensor>& tensors) {
+    return move(
+        tensors, [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_shard(t, peer, at, true); },
+        [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_whole(t, peer, at, false); });
+  }
+  Status to_tokens(const std::vector<MovedTensor>& tensors) {
+    return move(
+        tensors, [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_whole(t, peer, at, true); },
+        [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_shard(t, peer, at, false); });
+  }
+
+ private:
+  // pack and unpack return the bytes of a tensor's part for a peer. Both copy nothing for a null place.
+  template <class Pack, class Unpack>
+  Status move(const std::vector<MovedTensor>& tensors, Pack&& pack, Unpack&& unpack) {
+    Messages messages;
+    MessageBytes own;
+    for (int32_t peer = 0; peer < call_.plan->ranks(); ++peer) {
+      int64_t sent = 0, received = 0, at = 0;
+      for (const MovedTensor& t : tensors) sent += pack(t, peer, nullptr), received += unpack(t, peer, nullptr);
+      MessageBytes bytes(static_cast<size_t>(sent));
+      for (const MovedTensor& t : tensors) at += pack(t, peer, bytes.data() + at);
+      if (peer == call_.rank) {
+        own = std::move(bytes);
+      } else {
+        messages.sends.emplace_back(peer, std::move(bytes));
+        messages.receives.emplace_back(peer, MessageBytes(static_cast<size_t>(received)));
+      }
+    }
+    Exchange exchange;
+    TANDEM_TRY(exchange.start(*call_.transport, std::move(messages)));
+    TANDEM_TRY(exchange.wait());
+    // Parts that are added have the order of the ranks, which is the order of the heads.
+    auto& received = exchange.received();
+    received.insert(received.begin() + call_.rank, {call_.rank, std::move(own)});
+    for (auto& [peer, bytes] : received) {
+      int64_t at = 0;
+      for (const MovedTensor& t : tensors) at += unpack(t, peer, bytes.data() + at);
+    }
+    return {};
+  }
+
+  // Copies the rows of this rank and the heads of a peer to or from a message.
+  int64_t copy_shard(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
+    const ShardLayout& layout = t.of_keys ? call_.plan->keys() : call_.plan->queries();
+    const HeadShare& share = shares_[static_cast<size_t>(peer)];
+    const RowShape shape{layout.tokens(call_.rank), t.of_keys ? share.k_heads() : share.q_heads(), t.dim};
+    if (at == nullptr || shape.bytes(t.shard.dtype) == 0) return shape.bytes(t.shard.dtype);
+    const View message = compact_view(at, t.shard.dtype, shape);
+    const View shard = from_head(t.shard, t.of_keys ? share.k_begin() : share.q_begin());
+    if (to_message) {
+      copy_rows(shard, message, shape);
+    } else if (t.adds) {
+      add_rows(message, shard, shape);
+    } else {
+      copy_rows(message, shard, shape);
+    }
+    return shape.bytes(t.shard.dtype);
+  }
+
+  // Copies the rows of a peer and the heads of this rank to or from a message.
+  int64_t copy_whole(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
+    const ShardLayout& layout = t.of_keys ? call_.plan->keys() : call_.plan->queries();
+    RowShape shape{layout.tokens(peer), t.of_keys ? own().k_heads() : own().q_heads(), t.dim};
+    const int64_t bytes = shape.bytes(t.whole.dtype);
+    if (at == nullptr || bytes == 0) return bytes;
+    const View message = compact_view(at, t.whole.dtype, shape);
+    for (const Shard& run : layout.shards(peer)) {
+      const int64_t start = (t.of_keys ? k_starts_ : q_starts_)[static_cast<size_t>(run.tokens.document)];
+      View whole = from_row(t.whole, start + run.tokens.begin);
+      whole.row *= run.tokens.stride;
+      shape.rows = run.tokens.count;
+      const View part = from_row(message, run.first);
+      copy_rows(to_message ? whole : part, to_message ? part : whole, shape);
+    }
+    return bytes;
+  }
+
+  const ShardCall& call_;
+  std::vector<int64_t> q_starts_, k_starts_;
+  int64_t q_rows_ = 0, k_rows_ = 0;
+  std::vector<HeadShare> shares_;
+};
+
+// One call on this rank's heads. `whole_` has all tokens, as one rank would hold them.
+class HeadsRun {
+ public:
+  explicit HeadsRun(const ShardCall& call) : call_(call), exchange_(call), whole_(call.problem) {}
+
+  Status run() {
+    const Problem& p = call_.problem;
+    add(&Problem::q, p.q, p.head_dim, &inputs_);
+    add(&Problem::k, p.k, p.head_dim, &inputs_);
+    add(&Problem::v, p.v, p.head_dim_v, &inputs_);
+    if (p.pass == TANDEM_FORWARD) {
+      TANDEM_TRY(exchange_.to_heads(inputs_));
+      add(&Problem::out, p.out, p.head_dim_v, &outputs_);
+      add(&Problem::lse, p.lse, 1, &outputs_);
+      TANDEM_TRY(compute());
+      return exchange_.to_tokens(outputs_);
+    }
+    add(&Problem::out, p.out, p.head_dim_v, &inputs_);
+    add(&Problem::lse, p.lse, 1, &inputs_);
+    add(&Problem::dout, p.dout, p.head_dim_v, &inputs_);
+    add(&Problem::dlse, p.dlse, 1, &inputs_);
+    TANDEM_TRY(exchange_.to_heads(inputs_));
+    // Ranks that share a key head each have a part of its gradient.
+    const int64_t rows = call_.plan->keys().tokens(call_.rank);
+    RowBuffer dk(kSumType, call_.k_shape(rows)), dv(kSumType, call_.v_shape(rows));
+    // Sums precede a dq of 16 bits in a message, so that they are aligned.
+    add(&Problem::dk, dk.view(), p.head_dim, &outputs_);
+    add(&Problem::dv, dv.view(), p.head_dim_v, &outputs_);
+    add(&Problem::dq, p.dq, p.head_dim, &outputs_);
+    TANDEM_TRY(compute());
+    TANDEM_TRY(exchange_.to_tokens(outputs_));
+    StepRunner runner(call_);
+    TANDEM_TRY(runner.convert(dk.view(), p.dk, dk.shape()));
+    return runner.convert(dv.view(), p.dv, dv.shape());
+  }
+
+ private:
+  // Adds a tensor that moves, if the call has it.
+  void add(View Problem::*member, const View& shard, int64_t dim, std::vector<MovedTensor>* list) {
+    if (!shard) return;
+    const bool sums = member == &Problem::dk || member == &Problem::dv;
+    const bool of_keys = sums || member == &Problem::k || member == &Problem::v;
+    const HeadShare& own = exchange_.own();
+    const int64_t heads = of_keys ? own.k_heads() : own.q_heads();
+    buffers_.push_back(RowBuffer(shard.dtype, {exchange_.rows(of_keys), heads, dim}));
+    whole_.*member = buffers_.back().view();
+    list->push_back({shard, whole_.*member, of_keys, dim, sums});
+  }
+
+  Status compute() {
+    const ContextPlan plan = call_.plan->on_one_rank();
+    for (const HeadRun& run : exchange_.own().runs) {
+      const ShardCall call{&plan, 0, problem_of(run), call_.engine, nullptr};
+      TANDEM_TRY(call.problem.pass == TANDEM_FORWARD ? forward_by_rounds(call, 1) : backward_by_rounds(call, 1));
+    }
+    return {};
+  }
+
+  Problem problem_of(const HeadRun& run) const {
+    Problem p = whole_;
+    p.heads_q = run.q_end - run.q_begin;
+    p.heads_k = run.k_end - run.k_begin;
+    p.seqlen_q = p.total_q = exchange_.rows(false);
+    p.seqlen_k = p.total_k = exchange_.rows(true);
+    for (View* v : {&p.q, &p.out, &p.lse, &p.dout, &p.dlse, &p.dq}) {
+      *v = from_head(*v, run.q_begin - exchange_.own().q_begin());
+    }
+    for (View* v : {&p.k, &p.v, &p.dk, &p.dv}) *v = from_head(*v, run.k_begin - exchange_.own().k_begin());
+    p.placement.head = run.q_begin;
+    p.sink = from_head(p.sink, run.q_begin);
+    p.alibi_slopes = from_head(p.alibi_slopes, run.q_begin);
+    return p;
+  }
+
+  const ShardCall& call_;
+  HeadExchange exchange_;
+  Problem whole_;
+  std::deque<RowBuffer> buffers_;
+  std::vector<MovedTensor> inputs_, outputs_;
+};
+
+}  // namespace
+
+Status run_by_heads(const ShardCall& call) { return HeadsRun(call).run(); }
+
+}  // namespace tandem::context_parallel

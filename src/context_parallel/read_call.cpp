@@ -1,0 +1,161 @@
+#include "context_parallel/read_call.h"
+
+#include <array>
+
+#include "base/text.h"
+#include "problem/operands.h"
+
+namespace tandem::context_parallel {
+namespace {
+
+using Args = tandem_attention_args;
+
+struct TensorField {
+  const char* name;
+  const tandem_tensor* Args::*field;
+};
+
+constexpr TensorField kRowTensors[] = {{"q", &Args::q},       {"k", &Args::k},   {"v", &Args::v},   {"out", &Args::out},
+                                       {"dout", &Args::dout}, {"dq", &Args::dq}, {"dk", &Args::dk}, {"dv", &Args::dv}};
+constexpr TensorField kLseTensors[] = {{"lse", &Args::lse}, {"dlse", &Args::dlse}};
+constexpr TensorField kPlanTensors[] = {{"cu_seqlens_q", &Args::cu_seqlens_q},
+                                        {"cu_seqlens_k", &Args::cu_seqlens_k},
+                                        {"diagonal_offsets", &Args::diagonal_offsets}};
+constexpr TensorField kUnserved[] = {{"bias", &Args::bias},
+                                     {"dbias", &Args::dbias},
+                                     {"seqused_q", &Args::seqused_q},
+                                     {"seqused_k", &Args::seqused_k},
+                                     {"page_table", &Args::page_table},
+                                     {"kv_num_blocks", &Args::kv_num_blocks},
+                                     {"kv_indices", &Args::kv_indices},
+                                     {"full_kv_num_blocks", &Args::full_kv_num_blocks},
+                                     {"full_kv_indices", &Args::full_kv_indices},
+                                     {"max_scores", &Args::max_scores}};
+
+Status refuse_option(const char* name, const char* remedy) {
+  return Status::unsupported(str_cat("attention.", name, " must be absent in context parallelism: ", remedy));
+}
+
+Status refuse_options(const Args& a) {
+  constexpr const char* kNotServed = "this version does not serve it, so leave it out";
+  constexpr const char* kOfPlan = "pass it to the plan";
+  for (const auto& [name, field] : kUnserved) {
+    if (a.*field != nullptr) return refuse_option(name, kNotServed);
+  }
+  if (a.accumulate != 0) return refuse_option("accumulate", kNotServed);
+  for (const auto& [name, field] : kPlanTensors) {
+    if (a.*field != nullptr) return refuse_option(name, kOfPlan);
+  }
+  if (a.causal != 0) return refuse_option("causal", kOfPlan);
+  if (a.window != 0) return refuse_option("window", kOfPlan);
+  if (a.alignment != TANDEM_BOTTOM_RIGHT) return refuse_option("alignment", kOfPlan);
+  if (a.diagonal_offset != 0) return refuse_option("diagonal_offset", kOfPlan);
+  return {};
+}
+
+// Slopes and dropout read distances and columns of unit stride.
+Status refuse_strides(const Args& a, const ContextPlan& plan) {
+  constexpr const char* kRemedy = "the layout striped serves it only with chunks, so choose another layout";
+  if (plan.layout() != LayoutKind::striped || plan.chunk() > 0 || plan.ranks() == 1) return {};
+  if (a.alibi_slopes != nullptr) return refuse_option("alibi_slopes", kRemedy);
+  return a.dropout_p != 0 ? refuse_option("dropout_p", kRemedy) : Status{};
+}
+
+// The gradient of a captured tensor would be a sum over all ranks.
+Status refuse_captured(const Args& a) {
+  if (a.score_mod == nullptr) return {};
+  for (int64_t n = 0; n < a.score_mod->tensor_count; ++n) {
+    if (a.score_mod->tensors[n].gradient != nullptr) {
+      return refuse_option("score_mod.tensors.gradient", "this version does not serve it, so leave it out");
+    }
+  }
+  return {};
+}
+
+// Tensors of one sequence in the form of a dense call, which make_problem() checks.
+class DenseArgs {
+ public:
+  Status add(const TensorField& field, int32_t ndim) {
+    const tandem_tensor* tensor = args.*field.field;
+    if (tensor == nullptr) return {};
+    if (tensor->ndim != ndim || tensor->shape == nullptr) {
+      return Status::invalid(str_cat("attention.", field.name, " (", tensor->ndim, " dimensions) must have ", ndim,
+                                     ndim == 3 ? ": pass (rows, heads, head_dim)" : ": pass (heads, rows)"));
+    }
+    std::array<int64_t, 8>& sizes = sizes_[count_];
+    tandem_tensor& dense = tensors_[count_++];
+    dense = *tensor;
+    sizes[0] = 1;
+    sizes[4] = 0;
+    int64_t compact = 1;
+    for (int n = ndim; n > 0; --n) {
+      sizes[static_cast<size_t>(n)] = tensor->shape[n - 1];
+      sizes[static_cast<size_t>(n + 4)] = tensor->strides != nullptr ? tensor->strides[n - 1] : compact;
+      compact *= tensor->shape[n - 1];
+    }
+    dense.ndim = ndim + 1;
+    dense.shape = sizes.data();
+    dense.strides = sizes.data() + 4;
+    args.*field.field = &dense;
+    return {};
+  }
+
+  // Slopes (documents, heads) become the slopes of the first document.
+  Status add_slopes(const ContextPlan& plan, int64_t* document_stride) {
+    const tandem_tensor* tensor = args.alibi_slopes;
+    *document_stride = 0;
+    if (tensor == nullptr) return {};
+    if (tensor->ndim != 2 || tensor->shape == nullptr) return {};
+    const auto documents = static_cast<int64_t>(plan.documents().size());
+    if (tensor->shape[0] != documents) {
+      return Status::invalid(str_cat("attention.alibi_slopes.shape[0] (", tensor->shape[0], ") must be the ", documents,
+                                     " documents of the plan: pass slopes for each document"));
+    }
+    if (documents == 0) {
+      args.alibi_slopes = nullptr;
+      return {};
+    }
+    *document_stride = tensor->strides != nullptr ? tensor->strides[0] : tensor->shape[1];
+    tandem_tensor& first = tensors_[count_];
+    first = *tensor;
+    first.ndim = 1;
+    first.shape = tensor->shape + 1;
+    first.strides = tensor->strides != nullptr ? tensor->strides + 1 : nullptr;
+    args.alibi_slopes = &first;
+    ++count_;
+    return {};
+  }
+
+  Args args{};
+
+ private:
+  static constexpr size_t kMost = std::size(kRowTensors) + std::size(kLseTensors) + 1;
+  size_t count_ = 0;
+  std::array<tandem_tensor, kMost> tensors_{};
+  std::array<std::array<int64_t, 8>, kMost> sizes_{};  // shape and strides
+};
+
+}  // namespace
+
+Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall* call) {
+  DenseArgs dense;
+  TANDEM_TRY(read_args(args, &dense.args));
+  TANDEM_TRY(refuse_options(dense.args));
+  TANDEM_TRY(refuse_strides(dense.args, *call->plan));
+  for (const TensorField& field : kRowTensors) TANDEM_TRY(dense.add(field, 3));
+  for (const TensorField& field : kLseTensors) TANDEM_TRY(dense.add(field, 2));
+  int64_t document_stride = 0;
+  TANDEM_TRY(dense.add_slopes(*call->plan, &document_stride));
+  dense.args.max_seqlen_q = dense.args.max_seqlen_k = 0;
+  TANDEM_TRY(make_problem(pass, &dense.args, {TANDEM_CPU, 0}, true, &call->problem));
+  TANDEM_TRY(refuse_captured(dense.args));
+  call->problem.placement.heads_q = call->problem.heads_q;
+  if (call->problem.dtype == DType::f64) {
+    return Status::unsupported(
+        "q.dtype (float64) must be float32, bfloat16 or float16 in context parallelism: convert the tensors");
+  }
+  call->problem.alibi_slopes.batch = document_stride;
+  return call->plan->check_shard(call->rank, call->problem.total_q, call->problem.total_k);
+}
+
+}  // namespace tandem::context_parallel

@@ -1,0 +1,255 @@
+"""One rank of the tests of context parallelism: runs all cases in a gloo group, and writes their errors as JSON.
+
+context_parallel_ranks.py <rank> <ranks> <file of the group> <file of the errors>
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import reference
+import tandem
+
+EXECUTIONS = ("gather", "ring", "heads")
+LENGTHS = [41, 0, 1, 26]
+
+
+class Rank:
+    """The group, and the group of this rank alone."""
+
+    def __init__(self, rank, ranks, file):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        )
+        self.rank, self.ranks = rank, ranks
+        self.alone = [dist.new_group([r]) for r in range(ranks)][rank]
+
+    def random(self, *shape, seed=0, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def batch(self, lengths=LENGTHS, heads=(4, 2), dims=(16, 8), dtype=torch.float32):
+        """q, k, v, dout and dlse of a packed batch, the same on every rank."""
+        total = sum(lengths)
+        shapes = (heads[0], dims[0]), (heads[1], dims[0]), (heads[1], dims[1]), (heads[0], dims[1])
+        q, k, v, dout = (self.random(total, *shape, seed=n, dtype=dtype) for n, shape in enumerate(shapes))
+        return q, k, v, dout, self.random(heads[0], total, seed=9)
+
+    def run(self, plan, batch, rank=None, group=None, **options):
+        """Returns out, lse and the gradients of q, k, v and sink of a rank's shard."""
+        rank = self.rank if rank is None else rank
+        sink = options.pop("sink", None)
+        sink = None if sink is None else sink.clone().requires_grad_()
+        q, k, v, dout = (plan.shard(x, rank) for x in batch[:4])
+        inputs = [x.requires_grad_() for x in (q, k, v)] + ([] if sink is None else [sink])
+        out, lse = tandem.context_parallel(*inputs[:3], plan=plan, group=group, sink=sink, return_lse=True, **options)
+        loss = (out.float() * dout.float()).sum() + (lse * plan.shard(batch[4], rank, dim=1)).sum()
+        return out, lse, *torch.autograd.grad(loss, inputs)
+
+
+def exact(batch, dtype, lengths=LENGTHS, sink=None, **options):
+    """out, lse and gradients of the whole batch by standard attention."""
+    q, k, v, dout, dlse = (x.double().numpy().astype(dtype) for x in batch)
+    sink = None if sink is None else sink.numpy()
+    results, dsinks, begin = [], [], 0
+    for length in lengths:
+        rows = slice(begin, begin + length)
+        begin += length
+        out, lse = reference.forward(q[rows], k[rows], v[rows], sink=sink, dtype=dtype, **options)
+        dq, dk, dv, _, dsink = reference.backward(
+            dout[rows], q[rows], k[rows], v[rows], dlse=dlse[:, rows], sink=sink, dtype=dtype, **options
+        )
+        results.append((out, lse.T, dq, dk, dv))
+        dsinks.append(dsink)
+    out, lse, *gradients = (np.concatenate(x) for x in zip(*results))
+    return out, lse.T, *gradients, *([] if sink is None else [sum(dsinks)])
+
+
+NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
+
+
+def expect_accurate(r, plan, batch, options, mask):
+    expected, plain = (exact(batch, dtype, sink=options.get("sink"), **mask) for dtype in (np.float64, np.float32))
+    for name, ours, one, other in zip(NAMES, r.run(plan, batch, **options), expected, plain):
+        if name != "dsink":
+            dim = int(name == "lse")
+            one, other = (plan.shard(x, r.rank, dim=dim) for x in (one, other))
+        reference.hold(ours.detach(), one, other, f"{name}, {options}, {plan!r}")
+
+
+def case_options(r):
+    """Every execution with every option and layout."""
+    sink = torch.tensor([0.5, -1, 2, 0])
+    masks = [{}, {"causal": True}, {"causal": True, "window": (9, None)}, {"window": (5, 3)}]
+    batch = r.batch()
+    layouts = ("balanced", "contiguous", "zigzag", "per_document", "striped")
+    for n, execution in enumerate(EXECUTIONS):
+        for m, mask in enumerate(masks):
+            for chunk in (0, 8):
+                plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layouts[(n + m + chunk) % 5], chunk=chunk, **mask)
+                options = {"execution": execution, "sink": sink if m % 2 else None, "softcap": 3.0 if m == 2 else 0.0}
+                expect_accurate(r, plan, batch, options, {**mask, "softcap": options["softcap"]})
+
+
+def case_slopes(r):
+    """ALiBi has the slopes of each document."""
+    slopes = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0, 0, 0], [1, 1, 1, 1.0], [0.5, 0.25, 0.2, 0.1]])
+    batch, plan = r.batch(), tandem.ContextPlan(LENGTHS, r.ranks, causal=True)
+    cu = torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    whole = tandem.attention(*batch[:3], cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, alibi_slopes=slopes)
+    for execution in EXECUTIONS:
+        out = r.run(plan, batch, execution=execution, alibi_slopes=slopes)[0]
+        torch.testing.assert_close(out.detach(), plan.shard(whole, r.rank), atol=1e-5, rtol=1e-5)
+
+
+def case_mods_and_dropout(r):
+    """Expressions and dropout read the positions and heads of the whole batch."""
+    table = torch.linspace(-1, 1, 41)
+    options = {
+        "score_mod": tandem.Mod("score + table[q] - 0.1 * head", table=table),
+        "mask_mod": "k <= q + batch",
+        "dropout_p": 0.25,
+        "seed": (7, 3),
+    }
+    batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    inputs = [x.clone().requires_grad_() for x in batch[:3]]
+    whole = tandem.attention(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
+    gradients = torch.autograd.grad((whole * batch[3]).sum(), inputs)
+    for execution in EXECUTIONS:
+        plan = tandem.ContextPlan(LENGTHS, r.ranks)
+        out, _, *own = r.run(plan, (*batch[:4], torch.zeros_like(batch[4])), execution=execution, **options)
+        for x, y in zip((out.detach(), *own), (whole.detach(), *gradients)):
+            torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
+
+
+def case_bits(r):
+    """With chunks the bits are equal to the bits of one rank, for 16-bit types too."""
+    sink = torch.tensor([0.5, -1, 2, 0])
+    for dtype in (torch.float32, torch.bfloat16):
+        batch = r.batch(dtype=dtype)
+        one = tandem.ContextPlan(LENGTHS, 1, causal=True, chunk=8)
+        expected = r.run(one, batch, rank=0, group=r.alone, sink=sink)
+        for execution in EXECUTIONS:
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, causal=True, chunk=8)
+            for name, x, whole in zip(NAMES, r.run(plan, batch, execution=execution, sink=sink), expected):
+                if name != "dsink":
+                    whole = plan.shard(whole, r.rank, dim=int(name == "lse"))
+                assert torch.equal(x, whole), f"{name}, {execution}, {dtype}"
+
+
+def case_shards(r):
+    """Shards of all ranks are the batch, with the positions of their rows."""
+    plan = tandem.ContextPlan(LENGTHS, r.ranks, layout="zigzag")
+    batch = torch.arange(sum(LENGTHS))[None] * torch.tensor([[1], [100]])
+    own = plan.shard(batch, r.rank, dim=1)
+    assert torch.equal(plan.collect(own, dim=1), batch)
+    starts = np.cumsum([0, *LENGTHS])
+    rows = starts[plan.documents(r.rank)] + plan.positions(r.rank)
+    assert np.array_equal(own[0].numpy(), rows)
+    assert np.array_equal(plan.unshard([plan.shard(starts[:1].repeat(68), n) for n in range(r.ranks)]), np.zeros(68))
+
+
+def expect_error(kind, part, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        assert part in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__} with {part!r}")
+
+
+DISAGREEMENT = "rank 1 must equal the ones of rank 0"
+
+
+def case_disagreement(r):
+    """Another plan or option on one rank is an error on all ranks."""
+    batch = r.batch()
+    chunk = 4 if r.rank == 1 else 0
+    for execution in EXECUTIONS:
+        plan = tandem.ContextPlan(LENGTHS, r.ranks, chunk=chunk, layout="contiguous")
+        expect_error(ValueError, DISAGREEMENT, r.run, plan, batch, execution=execution)
+    plan = tandem.ContextPlan(LENGTHS, r.ranks)
+    softcap = 2.0 if r.rank == 1 else 0.0
+    expect_error(ValueError, DISAGREEMENT, r.run, plan, batch, softcap=softcap)
+
+
+def case_wrong_shard(r):
+    """A shard with other rows is refused on its rank, and the refusal is an error on all ranks."""
+    plan = tandem.ContextPlan(LENGTHS, r.ranks)
+    q = plan.shard(r.random(68, 2, 8), r.rank)
+    wrong = torch.cat((q, q)) if r.rank == 1 else q
+    part = f"q rows ({len(wrong)}) must be the {len(q)} of rank 1" if r.rank == 1 else "rank 1 refused the call"
+    expect_error(ValueError, part, tandem.context_parallel, wrong, wrong, wrong, plan=plan)
+
+
+def case_refusals(r):
+    """Arguments that one rank can judge have a sentence."""
+    plan = tandem.ContextPlan([8], 1)
+    x = r.random(8, 2, 8)
+
+    def call(*tensors, **options):
+        return lambda: tandem.context_parallel(*tensors, **{"plan": plan, "group": r.alone, **options})
+
+    expect_error(TypeError, "plan (NoneType) must be a tandem.ContextPlan", call(x, x, x, plan=None))
+    expect_error(ValueError, "execution ('best') must be one of gather", call(x, x, x, execution="best"))
+    expect_error(ValueError, "q (4 dimensions) must be (rows, heads, head_dim)", call(x[None], x, x))
+    expect_error(TypeError, "k (str) must be a torch tensor", call(x, "k", x))
+    expect_error(tandem.Unsupported, "q.dtype (float64) must be", call(*[x.double()] * 3))
+    expect_error(tandem.Unsupported, "q (meta) must be on the CPU", call(*[x.to("meta")] * 3))
+    expect_error(ValueError, "alibi_slopes.shape[0] (3) must be", call(x, x, x, alibi_slopes=torch.ones(3, 2)))
+    expect_error(ValueError, "seed (None) must be an integer or two", call(x, x, x, dropout_p=0.5))
+    learned = tandem.Mod("score + t[head]", t=torch.zeros(2, requires_grad=True))
+    expect_error(tandem.Unsupported, "score_mod's tensors must not require", call(x, x, x, score_mod=learned))
+    expect_error(TypeError, "softcap ('a') must be a number", call(x, x, x, softcap="a"))
+    other = tandem.ContextPlan([8], r.ranks + 1)
+    expect_error(ValueError, "transport.ranks", call(x, x, x, plan=other, group=None))
+
+
+def case_second_derivatives(r):
+    """The gradient has no derivative."""
+    plan = tandem.ContextPlan([20], r.ranks)
+    q = plan.shard(r.random(20, 2, 8), r.rank).requires_grad_()
+    out = tandem.context_parallel(q, q, q, plan=plan)
+    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    expect_error(tandem.Unsupported, "second derivative", gradient.sum().backward)
+
+
+def case_lost_rank(r):
+    """The last case: the last rank leaves, and the other ranks end in torch's error."""
+    plan = tandem.ContextPlan(LENGTHS, r.ranks)
+    batch = r.batch()
+    r.run(plan, batch)
+    if r.rank == r.ranks - 1:
+        return
+    expect_error(RuntimeError, "", lambda: [r.run(plan, batch, execution="ring") for _ in range(3)])
+
+
+CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]
+
+
+def main(rank, ranks, group, errors):
+    torch.set_num_threads(1)
+    r = Rank(int(rank), int(ranks), group)
+    results = {}
+    for case in CASES:
+        try:
+            case(r)
+            results[case.__name__] = ""
+        except Exception:
+            results[case.__name__] = traceback.format_exc()
+            if case is not case_lost_rank:
+                break  # the other ranks may wait for this rank
+    with open(errors, "w") as file:
+        json.dump(results, file)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Context parallelism over torch process groups of gloo. context_parallel_ranks.py has the cases."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch has no torch.distributed", allow_module_level=True)
+
+import context_parallel_ranks  # noqa: E402
+import tandem  # noqa: E402
+
+SCRIPT = pathlib.Path(__file__).with_name("context_parallel_ranks.py")
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=lambda ranks: f"{ranks} ranks")
+def errors(request, tmp_path_factory):
+    """The errors of each rank by case."""
+    folder, ranks = tmp_path_factory.mktemp("group"), request.param
+    files = [folder / f"errors-{rank}.json" for rank in range(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", SCRIPT, str(rank), str(ranks), folder / "group", file],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(file.exists() for file in files), "\n".join(outputs)
+    return [json.loads(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("case", context_parallel_ranks.CASES, ids=lambda case: case.__name__)
+def test_on_ranks(errors, case):
+    for rank, results in enumerate(errors):
+        assert results.get(case.__name__, "not run") == "", f"rank {rank}: {results.get(case.__name__, 'not run')}"
+
+
+def test_plans_refuse_wrong_arguments():
+    with pytest.raises(ValueError, match=r"layout \('best'\) must be one of balanced"):
+        tandem.ContextPlan([4], 2, layout="best")
+    with pytest.raises(ValueError, match=r"ranks \(0\) must be between"):
+        tandem.ContextPlan([4], 0)
+    with pytest.raises(TypeError, match="seqlens .* must be a list of integers"):
+        tandem.ContextPlan([1.5], 2)
+    with pytest.raises(ValueError, match=r"seqlens_k \(2 lengths\) must have the 1 documents"):
+        tandem.ContextPlan([4], 2, seqlens_k=[3, 4])
+    plan = tandem.ContextPlan([4, 3], 2)
+    with pytest.raises(ValueError, match=r"rank \(2\) must be below 2"):
+        plan.positions(2)
+    with pytest.raises(ValueError, match=r"x.shape\[0\] \(6\) must be the 7 tokens"):
+        plan.shard(np.zeros(6), 0)
+    with pytest.raises(ValueError, match=r"shards \(1\) must be one for each of the 2 ranks"):
+        plan.unshard([np.zeros(4)])
+    with pytest.raises(ValueError, match=r"shards\[0\].shape\[0\] \(7\) must be the"):
+        plan.unshard([np.zeros(7), np.zeros(0)])
+    x = torch.zeros(4, 1, 8)
+    with pytest.raises(ValueError, match="init_process_group"):
+        tandem.context_parallel(x, x, x, plan=plan)
+
+
+def test_plans_are_equal_if_their_arguments_are():
+    plan = tandem.ContextPlan([9, 4], 2, causal=True)
+    assert plan.hash == tandem.ContextPlan(np.array([9, 4]), 2, causal=True).hash
+    assert plan.hash != tandem.ContextPlan([9, 4], 2, causal=True, chunk=2).hash
+    assert repr(plan) == "ContextPlan(2 documents, 13 tokens, 2 ranks, layout='balanced', chunk=0)"
+    assert sum(plan.rows(rank)[0] for rank in range(2)) == 13
+
+
+def test_shards_have_gradients():
+    plan = tandem.ContextPlan([9, 4], 3, seqlens_k=[5, 2])
+    x = torch.zeros(7, 2, requires_grad=True)
+    shards = [plan.shard(x, rank, keys=True) for rank in range(3)]
+    plan.unshard(shards, keys=True).sum().backward()
+    assert torch.equal(x.grad, torch.ones(7, 2))

@@ -1,0 +1,93 @@
+// context_parallel.hpp: a plan, a transport of one rank, both passes, and exceptions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "tandem/context_parallel.hpp"
+
+namespace {
+
+// A group of one rank has no messages.
+class Alone : public tandem::CpTransport {
+ public:
+  explicit Alone(bool fails = false) : CpTransport(0, 1), fails_(fails) {}
+
+  void* exchange(std::span<const tandem_cp_message>, std::span<const tandem_cp_message>) override {
+    if (fails_) throw std::runtime_error("the connection is lost");
+    return nullptr;
+  }
+  void wait(void*) override {}
+  void all_gather(std::span<const std::byte> send, std::span<std::byte> received) override {
+    if (fails_) throw std::runtime_error("the connection is lost");
+    std::copy(send.begin(), send.end(), received.begin());
+  }
+
+ private:
+  bool fails_;
+};
+
+std::vector<float> numbers(size_t count) {
+  std::vector<float> x(count);
+  for (size_t n = 0; n < count; ++n) x[n] = static_cast<float>((n * 37) % 19) / 10 - 0.9f;
+  return x;
+}
+
+TEST(RankCpp, BothPassesOnOneRank) {
+  const std::vector<float> q = numbers(10 * 2 * 4), k = numbers(10 * 4), v = numbers(10 * 4),
+                           dout = numbers(10 * 2 * 4);
+  std::vector<float> out(q.size()), lse(20), dq(q.size()), dk(k.size()), dv(v.size());
+  std::vector<float> whole(q.size());
+  std::vector<int32_t> starts{0, 7, 10};
+  tandem::forward({.q = {q, {10, 2, 4}},
+                   .k = {k, {10, 1, 4}},
+                   .v = {v, {10, 1, 4}},
+                   .out = {whole, {10, 2, 4}},
+                   .cu_seqlens_q = {starts, {3}},
+                   .cu_seqlens_k = {starts, {3}},
+                   .causal = true});
+  tandem::CpPlan plan({.q_lens = {7, 3}, .causal = true});
+  EXPECT_EQ(plan.rows(0), (std::pair<int64_t, int64_t>{10, 10}));
+  EXPECT_EQ(plan.queries(0)[8].document, 1);
+  EXPECT_EQ(plan.keys(0)[8].position, 1);
+  EXPECT_NE(plan.hash(), tandem::CpPlan({.q_lens = {7, 4}}).hash());
+  Alone rank;
+  const tandem::Attention call{.q = {q, {10, 2, 4}},
+                               .k = {k, {10, 1, 4}},
+                               .v = {v, {10, 1, 4}},
+                               .out = {out, {10, 2, 4}},
+                               .lse = {lse, {2, 10}},
+                               .dout = {dout, {10, 2, 4}},
+                               .dq = {dq, {10, 2, 4}},
+                               .dk = {dk, {10, 1, 4}},
+                               .dv = {dv, {10, 1, 4}}};
+  for (const auto execution : {tandem::CpExecution::gather, tandem::CpExecution::ring, tandem::CpExecution::heads}) {
+    tandem::forward(call, plan, rank, execution);
+    for (size_t n = 0; n < out.size(); ++n) EXPECT_NEAR(out[n], whole[n], 1e-6);
+    tandem::backward(call, plan, rank, execution);
+    // Rows of P sum to 1, so that dv has the sum of dout.
+    EXPECT_NEAR(std::accumulate(dv.begin(), dv.end(), 0.0), std::accumulate(dout.begin(), dout.end(), 0.0), 1e-5);
+  }
+}
+
+TEST(RankCpp, ThrowsTheErrorsOfTheLibraryAndTheTransport) {
+  EXPECT_THROW(tandem::CpPlan({.ranks = 0}), tandem::Error);
+  EXPECT_THROW(tandem::CpPlan({.q_lens = {3}, .k_lens = {3, 4}}), tandem::Error);
+  EXPECT_THROW(tandem::CpPlan({.q_lens = {3}, .diagonals = {3, 4}}), tandem::Error);
+  tandem::CpPlan plan({.q_lens = {2}});
+  std::vector<float> x(2 * 4), out(x.size());
+  tandem::Attention call{.q = {x, {2, 1, 4}}, .k = {x, {2, 1, 4}}, .v = {x, {2, 1, 4}}, .out = {out, {2, 1, 4}}};
+  Alone lost(true), alone;
+  try {
+    tandem::forward(call, plan, lost);
+    FAIL() << "no exception";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "the connection is lost");
+  }
+  call.causal = true;
+  EXPECT_THROW(tandem::forward(call, plan, alone), tandem::Error);
+}
+
+}  // namespace

@@ -1,0 +1,220 @@
+#include "ranks/shards.h"
+
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "context_parallel/rows.h"
+#include "problem/convert.h"
+#include "ranks/group.h"
+
+namespace tandem::test {
+namespace {
+
+using context_parallel::copy_rows;
+using context_parallel::from_row;
+using context_parallel::RowBuffer;
+
+tandem_dtype c_dtype(DType t) {
+  const auto bits = static_cast<uint8_t>(8 * size_of(t));
+  return {static_cast<uint8_t>(t == DType::bf16 ? TANDEM_BFLOAT : TANDEM_FLOAT), bits, 1};
+}
+
+// The tokens of a rank and the copies of their rows.
+class Shards {
+ public:
+  Shards(const Problem& p, const tandem_cp_plan* plan, int32_t rank) : p_(p) {
+    int64_t rows[2];
+    check(tandem_cp_plan_rows(plan, rank, &rows[0], &rows[1]));
+    for (int32_t keys = 0; keys < 2; ++keys) {
+      documents_[keys].resize(static_cast<size_t>(rows[keys]));
+      positions_[keys].resize(static_cast<size_t>(rows[keys]));
+      check(tandem_cp_plan_tokens(plan, rank, keys, documents_[keys].data(), positions_[keys].data()));
+    }
+    args.size = sizeof args;
+    args.softmax_scale = p.softmax_scale;
+    args.softcap = p.softcap;
+    const int64_t d = p.head_dim, dv = p.head_dim_v;
+    args.q = input(p.q, false, d);
+    args.k = input(p.k, true, d);
+    args.v = input(p.v, true, dv);
+    const bool forward = p.pass == TANDEM_FORWARD;
+    args.out = forward ? output(p.out, false, dv) : input(p.out, false, dv);
+    args.lse = forward ? output(p.lse, false, 0) : input(p.lse, false, 0);
+    args.dout = input(p.dout, false, dv);
+    args.dlse = input(p.dlse, false, 0);
+    args.dq = output(p.dq, false, d);
+    args.dk = output(p.dk, true, d);
+    args.dv = output(p.dv, true, dv);
+    args.sink = heads(p.sink, 1);
+    args.dsink = heads(p.dsink, 1);
+    args.alibi_slopes = heads(p.alibi_slopes, p.alibi_slopes.batch != 0 ? p.batch : 1);
+  }
+
+  // Copies the results to the problem.
+  void collect() {
+    for (auto& [view, buffer, keys] : outputs_) copy(view, buffer->view(), keys, buffer->shape(), false);
+    for (int64_t h = 0; p_.dsink && h < p_.heads_q; ++h) {
+      const View from = dsink_->view();
+      std::memcpy(p_.dsink.at(0, h), from.at(0, 0, h), static_cast<size_t>(size_of(from.dtype)));
+    }
+  }
+
+  static void check(tandem_status status) {
+    if (status != TANDEM_OK) throw std::runtime_error(tandem_last_error());
+  }
+
+  tandem_attention_args args{};
+
+ private:
+  struct Output {
+    View view;
+    RowBuffer* buffer;
+    bool keys;
+  };
+
+  void copy(const View& whole, const View& shard, bool keys, context_parallel::RowShape shape, bool to_shard) {
+    shape.rows = 1;
+    for (size_t row = 0; row < documents_[keys].size(); ++row) {
+      const Sequence s = sequence_of(p_, documents_[keys][row]);
+      View at = from_row(whole, (keys ? s.k_begin : s.q_begin) + positions_[keys][row]);
+      at.data += s.batch_index * whole.batch * size_of(whole.dtype);
+      const View part = from_row(shard, static_cast<int64_t>(row));
+      copy_rows(to_shard ? at : part, to_shard ? part : at, shape);
+    }
+  }
+
+  // dim 0: a log-sum-exp, (heads, rows).
+  const tandem_tensor* allocate(const View& whole, bool keys, int64_t dim) {
+    const int64_t rows = std::ssize(documents_[keys]), heads = keys ? p_.heads_k : p_.heads_q;
+    buffers_.emplace_back(whole.dtype, context_parallel::RowShape{rows, heads, std::max<int64_t>(dim, 1)});
+    const View v = buffers_.back().view();
+    sizes_.push_back(dim > 0 ? std::vector<int64_t>{rows, heads, dim, v.row, v.head, 1}
+                             : std::vector<int64_t>{heads, rows, v.head, v.row});
+    return add(v.data, whole.dtype);
+  }
+  const tandem_tensor* add(std::byte* data, DType dtype) {
+    std::vector<int64_t>& sizes = sizes_.back();
+    const auto ndim = static_cast<int32_t>(sizes.size() / 2);
+    tensors_.push_back({data, {TANDEM_CPU, 0}, ndim, c_dtype(dtype), sizes.data(), sizes.data() + ndim, 0});
+    return &tensors_.back();
+  }
+  const tandem_tensor* input(const View& whole, bool keys, int64_t dim) {
+    if (!whole) return nullptr;
+    const tandem_tensor* tensor = allocate(whole, keys, dim);
+    copy(whole, buffers_.back().view(), keys, buffers_.back().shape(), true);
+    return tensor;
+  }
+  const tandem_tensor* output(const View& whole, bool keys, int64_t dim) {
+    if (!whole) return nullptr;
+    const tandem_tensor* tensor = allocate(whole, keys, dim);
+    context_parallel::fill_rows(buffers_.back().view(), buffers_.back().shape(), NAN);
+    outputs_.push_back({whole, &buffers_.back(), keys});
+    return tensor;
+  }
+  const tandem_tensor* heads(const HeadView& whole, int64_t batch) {
+    if (!whole) return nullptr;
+    buffers_.emplace_back(whole.dtype, context_parallel::RowShape{batch, p_.heads_q, 1});
+    const View v = buffers_.back().view();
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t h = 0; h < p_.heads_q; ++h) {
+        std::memcpy(v.at(0, b, h), whole.at(b, h), static_cast<size_t>(size_of(v.dtype)));
+      }
+    }
+    if (whole.data == p_.dsink.data) dsink_ = &buffers_.back();
+    sizes_.push_back(batch > 1 ? std::vector<int64_t>{batch, p_.heads_q, p_.heads_q, 1}
+                               : std::vector<int64_t>{p_.heads_q, 1});
+    return add(v.data, whole.dtype);
+  }
+
+  const Problem& p_;
+  std::vector<int32_t> documents_[2];
+  std::vector<int64_t> positions_[2];
+  std::deque<RowBuffer> buffers_;
+  std::deque<std::vector<int64_t>> sizes_;
+  std::deque<tandem_tensor> tensors_;
+  std::vector<Output> outputs_;
+  RowBuffer* dsink_ = nullptr;
+};
+
+}  // namespace
+
+std::string Division::text() const {
+  constexpr const char* kExecutions[] = {"gather", "ring", "heads"};
+  return std::to_string(ranks) + " ranks, layout " + std::to_string(layout) + ", " + kExecutions[execution] +
+         ", chunk " + std::to_string(chunk);
+}
+
+CpPlan plan_of(const Problem& p, const Division& division) {
+  std::vector<int64_t> q_lens, k_lens, diagonals;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_of(p, b);
+    q_lens.push_back(s.q_len);
+    k_lens.push_back(s.k_len);
+    diagonals.push_back(s.diagonal);
+  }
+  tandem_cp_plan_args a{};
+  a.size = sizeof a;
+  a.ranks = division.ranks;
+  a.layout = division.layout;
+  a.chunk = division.chunk;
+  a.documents = p.batch;
+  a.q_lens = q_lens.data();
+  a.k_lens = k_lens.data();
+  a.diagonals = diagonals.data();
+  a.alignment = TANDEM_EXPLICIT;
+  a.window = TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT;
+  a.window_left = p.window_left;
+  a.window_right = p.window_right;
+  tandem_cp_plan* plan = nullptr;
+  Shards::check(tandem_cp_plan_create(&a, &plan));
+  return {plan, tandem_cp_plan_destroy};
+}
+
+std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adjust) {
+  tandem_context_options options{};
+  options.size = sizeof options;
+  options.threads = 1;
+  tandem_context* context = nullptr;
+  Shards::check(tandem_context_create(&options, &context));
+  const std::unique_ptr<tandem_context, void (*)(tandem_context*)> owner(context, tandem_context_destroy);
+  Shards shards(p, run.plan, run.transport->rank);
+  if (adjust) adjust(shards.args);
+  const tandem_cp_args args{sizeof(tandem_cp_args), run.plan, run.transport, run.execution, 0, &shards.args};
+  const auto call = p.pass == TANDEM_FORWARD ? tandem_cp_forward : tandem_cp_backward;
+  if (call(context, &args) != TANDEM_OK) return tandem_last_error();
+  shards.collect();
+  return "";
+}
+
+void run_on_ranks(const Problem& p, const Division& division, const AdjustArgs& adjust) {
+  const CpPlan plan = plan_of(p, division);
+  ThreadGroup group(division.ranks);
+  const auto errors = on_ranks(division.ranks, [&](int32_t rank) {
+    return run_rank(p, {plan.get(), group.transport(rank), division.execution}, adjust);
+  });
+  for (const std::string& error : errors) {
+    if (!error.empty()) throw std::runtime_error(division.text() + ": " + error);
+  }
+}
+
+Engine engine_on_ranks(const Division& division) {
+  return [division](const EngineCall& call) {
+    run_on_ranks(call, division, options_of(call.instance->args(call.pass, call.outputs)));
+  };
+}
+
+AdjustArgs options_of(const tandem_attention_args& args) {
+  return [args](tandem_attention_args& a) {
+    a.score_mod = args.score_mod;
+    a.mask_mod = args.mask_mod;
+    a.dropout_p = args.dropout_p;
+    a.dropout_seed = args.dropout_seed;
+    a.dropout_offset = args.dropout_offset;
+  };
+}
+
+}  // namespace tandem::test

@@ -58,7 +58,11 @@ Status check_options(const Problem& p) {
     return Status::unsupported(str_cat(name, " (address ", reinterpret_cast<uintptr_t>(pointer) % 64,
                                        " modulo 64) must be a multiple of 8 on a GPU: align the value"));
   }
-  if (p.page_table) return refuse_pages("a GPU");
+  TANDEM_TRY(refuse_paged_backward(p));
+  if (p.page_table) {
+    return Status::unsupported(
+        "page_table must be NULL on a GPU: gather each sequence's keys and values into dense or packed tensors");
+  }
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
   TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
   return {};

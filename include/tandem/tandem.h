@@ -235,7 +235,8 @@ typedef struct tandem_attention_args {
   const tandem_tensor* seqused_k;
   /* (batch, max_pages), int32, any strides: page_table[b, p] is the page of keys [p * page_size, (p + 1) * page_size)
    * of sequence b. seqused_k has the lengths. Entries are unused after the last key, and if their page ends before all
-   * visible keys; they may have any value. The backward and GPUs refuse a page_table in this version. */
+   * visible keys; they may have any value. On a GPU page_size is a multiple of 16, and a used entry that is no page has
+   * keys and values of 0. The backward refuses a page_table. */
   const tandem_tensor* page_table;
   /* At least the longest sequence's length. Packed calls: 0 means total on the CPU and is refused on other devices.
    * With page_table and seqused_k, 0 means max_pages * page_size. */

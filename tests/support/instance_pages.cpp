@@ -23,16 +23,16 @@ int64_t Instance::first_seen_key(int64_t b) const {
 // Rows past a sequence's length, and pages before its first visible key, stay poison.
 void Instance::fill_pages() {
   Random r(static_cast<uint64_t>(c.seed) + 7);
-  static constexpr int64_t kWild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20};
   const int64_t columns = c.seqlen_k / c.page_size;
   std::vector<int64_t> deck(static_cast<size_t>(k.shape()[0]));
   std::iota(deck.begin(), deck.end(), 0);
   for (size_t n = deck.size(); n > 1; --n)
     std::swap(deck[n - 1], deck[static_cast<size_t>(r.between(0, static_cast<int64_t>(n) - 1))]);
+  const int64_t wild[] = {-1, INT32_MIN, INT32_MAX, 1 << 20, deck.front()};  // a page that stays poison
   page_table = Tensor(DType::i32, {c.sequences(), columns});
   for (int64_t b = 0; b < c.sequences(); ++b) {
     const int64_t first = first_seen_key(b) / c.page_size * c.page_size;
-    for (int64_t i = 0; i < columns; ++i) page_table.set(b * columns + i, static_cast<double>(kWild[r.between(0, 3)]));
+    for (int64_t i = 0; i < columns; ++i) page_table.set(b * columns + i, static_cast<double>(wild[r.between(0, 4)]));
     for (int64_t j = first; j < used_k(c, b); ++j) {
       const int64_t entry = b * columns + j / c.page_size;
       if (j % c.page_size == 0) {

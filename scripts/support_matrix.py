@@ -47,7 +47,8 @@ FEATURES = [
     ("head_dim over 512", {"dim": 520}, {}),
     ("packed, cu_seqlens", {"packed": True}, {"cu_seqlens_q": CU_Q, "cu_seqlens_k": CU_K}),
     ("seqused_q, seqused_k", {}, {"seqused_q": np.array([3, 8], INT), "seqused_k": np.array([8, 1], INT)}),
-    ("page_table", {"pages": True}, {"page_table": np.zeros((2, 2), INT), "seqused_k": np.array([8, 1], INT)}),
+    ("page_table", {"page_size": 16}, {"page_table": np.zeros((2, 2), INT), "seqused_k": np.array([8, 1], INT)}),
+    ("page_table, page_size 8", {"page_size": 8}, {"page_table": np.zeros((2, 2), INT)}),
     ("causal, bottom-right", {}, {"causal": True}),
     ("causal, top-left", {}, {"causal": True, "alignment": "top_left"}),
     ("causal, explicit diagonal", {}, {"causal": True, "diagonal_offset": 3}),
@@ -78,7 +79,7 @@ def answer(what: str, dtype: object, shape: dict, options: dict) -> str:
     """Returns "yes", or the library's sentence."""
     dim, heads_k = shape.get("dim", 64), shape.get("heads_k", 2)
     dim_v = shape.get("dim_v", dim)
-    lead_q, lead_k = ((12,), (16,)) if shape.get("packed") else ((2, 8), (2, 8))
+    lead_q, lead_k = ((12,), (16,)) if shape.get("packed") else ((2, 8), (2, shape.get("page_size", 8)))
     q = np.zeros((*lead_q, 2, dim), dtype)
     k, v = np.zeros((*lead_k, heads_k, dim), dtype), np.zeros((*lead_k, heads_k, dim_v), dtype)
     options = {n: np.zeros((1, 1, 8, 8), dtype) if x is OF_Q else x for n, x in options.items()}
@@ -146,7 +147,6 @@ backward.
 
 The forward on GPUs reads `num_splits`. No engine reads `deterministic`: a "yes" means that the value is accepted and
 has no effect.
-`page_table` is refused on every device.
 """
 
 TAIL = """\

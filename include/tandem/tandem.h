@@ -226,17 +226,20 @@ typedef struct tandem_attention_args {
   const tandem_tensor* alibi_slopes;
 
   /* Packed calls: (batch + 1), int32, from 0, not decreasing, ending at total. Give both, or cu_seqlens_q with
-   * page_table. */
+   * page_table. With page_table cu_seqlens_q may end before total_q: the rows after it are not read or written. */
   const tandem_tensor* cu_seqlens_q;
   const tandem_tensor* cu_seqlens_k;
   /* Used lengths: (batch), int32, at most the sequence's own length. Rows beyond the used lengths are set to zero in
    * out, dq, dk and dv, and to -inf in lse. */
   const tandem_tensor* seqused_q;
   const tandem_tensor* seqused_k;
-  /* (batch, max_pages), int32: the page that holds keys [p * page_size, (p + 1) * page_size) of a sequence. Refused:
-   * the CPU and GPUs return TANDEM_UNSUPPORTED in this version. */
+  /* (batch, max_pages), int32, any strides: page_table[b, p] is the page of keys [p * page_size, (p + 1) * page_size)
+   * of sequence b. seqused_k has the lengths. Entries are unused after the last key, and if their page ends before all
+   * visible keys; they may have any value. On a GPU page_size is a multiple of 16, and a used entry that is no page has
+   * keys and values of 0. The backward refuses a page_table. */
   const tandem_tensor* page_table;
-  /* At least the longest sequence's length. Packed calls: 0 means total on the CPU and is refused on other devices. */
+  /* At least the longest sequence's length. Packed calls: 0 means total on the CPU and is refused on other devices.
+   * With page_table and seqused_k, 0 means max_pages * page_size. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;
 

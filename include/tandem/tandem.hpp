@@ -316,7 +316,7 @@ struct Attention {
   Tensor alibi_slopes = {};                     // (heads) or (batch, heads)
   Tensor cu_seqlens_q = {}, cu_seqlens_k = {};  // (batch + 1)
   Tensor seqused_q = {}, seqused_k = {};        // (batch)
-  Tensor page_table = {};                       // (batch, max_pages); refused in this version
+  Tensor page_table = {};                       // (batch, max_pages); forward only
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
 
   double softmax_scale = 0;  // 0: 1 / sqrt(head_dim)

@@ -48,11 +48,20 @@ struct SplitParams {
 };
 constexpr int kCombineThreads = 128, kCombineColumns = 4;  // threads of a CTA, columns of a thread
 
+// Keys and values in pages: keys [i * page_size, (i + 1) * page_size) of a sequence lie in page table[sequence * batch
+// + i * column]. The values of the table are unchecked.
+// The maps of k and v are (head_dim, page_size, heads_k, pages).
+struct PageParams {
+  const int* table;
+  int batch, column;     // strides
+  int page_size, pages;  // rows of a page; number of pages
+};
+
 // The parameter of the forward kernels. Strides are in elements. Packed tensors have one batch with all rows.
 struct ForwardParams {
   // q, out: (head_dim, pack_gqa, seqlen_q, heads_q / pack_gqa, batch), boxes of 64 columns (float32 out: 32) and 64
   // rows (Blackwell: 128). k, v: (head_dim, seqlen_k, heads_k, batch), boxes of 64 columns and an iteration's keys
-  // (Blackwell: k_block_rows(), v_block_rows()). All use the 128-byte swizzle.
+  // (Blackwell: k_block_rows(), v_block_rows()). All use the 128-byte swizzle. PageParams has the shapes in pages.
   TensorMap q, k, v, out;
 
   void* out_data;  // varlen: last tiles of sequences; Hopper: float32 results
@@ -100,6 +109,7 @@ struct ForwardParams {
   DropoutParams dropout;
   MaxScoresParams max_scores;  // with T.max_scores
   SplitParams split;           // with T.split_keys
+  PageParams pages;            // with T.page_rows
 };
 
 // The parameter of kernels with a bias that TMA loads: (seqlen_k, seqlen_q, heads or 1, batch or 1). Boxes have an

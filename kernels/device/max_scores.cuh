@@ -5,6 +5,7 @@
 #include "device/block_mask.cuh"
 #include "device/chunk.cuh"
 #include "device/mask.cuh"
+#include "device/paging.cuh"
 #include "device/score_mod.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
@@ -30,10 +31,12 @@ struct MaxScoresOfWarp {
   ScoreMod<T> mods[2];
   Chunk queries[2][kPieces];
   float largest[2] = {-kInfinity, -kInfinity};
+  [[maybe_unused]] PagedKeys paged;
 
   TANDEM_DEVICE MaxScoresOfWarp(const ForwardParams& params, const TileCoords& t, int first_row, int lane_of_warp)
       : p(params), tile(t), lane(lane_of_warp) {
     const MaxScoresParams& m = p.max_scores;
+    if constexpr (T.page_rows > 0) paged = PagedKeys::of<T>(p, t);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows[i] = Row(p, t, first_row + lane / 4 + 8 * i);
@@ -54,12 +57,18 @@ struct MaxScoresOfWarp {
   TANDEM_DEVICE void add(int first_key, [[maybe_unused]] BlockState state) {
     const MaxScoresParams& m = p.max_scores;
     const int key = first_key + lane / 4, group = p.heads_q / p.heads_k;
-    const i64 row = tile.batch * m.k_batch + (tile.k_begin + key) * m.k_row + rows[0].head / group * m.k_head;
+    i64 row = tile.batch * m.k_batch + (tile.k_begin + key) * m.k_row + rows[0].head / group * m.k_head;
+    bool there = key < tile.k_len;
+    if constexpr (T.page_rows > 0) {
+      const PagePlace at = paged.place(p, key, 1);
+      row = at.page * m.k_batch + at.row * m.k_row + rows[0].head / group * m.k_head;
+      there = at.page >= 0;
+    }
     float scores[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       const int column = column_of(piece);
-      const Chunk x = load_operand(m.k_data, row, column, key < tile.k_len && column < m.head_dim);
+      const Chunk x = load_operand(m.k_data, row, column, there && column < m.head_dim);
 #pragma unroll
       for (int n = 0; n < 4; n += 2) {
         const Chunk &first = queries[0][piece], &second = queries[1][piece];

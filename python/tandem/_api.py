@@ -126,7 +126,7 @@ def attention(
     cu_seqlens_q, cu_seqlens_k : (batch + 1) int32: begin and end of the sequences of packed arrays, in rows.
     max_seqlen_q, max_seqlen_k : at least the longest sequence of packed arrays, in rows; GPUs need it.
     seqused_q, seqused_k : (batch) int32: used rows of each sequence; rows beyond give 0.
-    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). No device serves it yet.
+    page_table : (batch, pages) int32; k and v are then (pages, page_size, heads_k, ...). Forward only.
     dropout_p : probability that an entry of the softmax is dropped, in [0, 1), rounded to a multiple of 1/256, but not
         to 0 or 1. Kept entries are scaled by 1 / (1 - dropout_p).
     seed : seed of the dropout: an integer, or for torch an int64 tensor (seed, offset). None: torch's generator, or

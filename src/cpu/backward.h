@@ -138,7 +138,7 @@ struct Backward {
                        words<Mma>(p.head_dim), {to, kStride, false});
     }
     const Sequence& q = piece.sequence;
-    const Stream<T> stream(p.k, p.head_dim);
+    const Stream<T> stream(p, p.k, p.head_dim);
     for (int64_t j = 0; j < count; ++j) std::memset(to + j * kStride, 0, kPanel * sizeof(float));
     for (int64_t first = 0; first < count; first += kForwardKeys) {
       const T* keys[kForwardKeys];

@@ -11,7 +11,7 @@ namespace tandem::cpu {
 size_t forward_workspace_size(const Problem& p, int threads);
 size_t backward_workspace_size(const Problem& p, int threads);
 
-Status check(const Problem& p) { return p.page_table ? refuse_pages("the CPU") : Status{}; }
+Status check(const Problem& p) { return refuse_paged_backward(p); }
 
 size_t workspace_size(const Problem& p, int threads) {
   return p.pass == TANDEM_FORWARD ? forward_workspace_size(p, threads) : backward_workspace_size(p, threads);

@@ -1,4 +1,5 @@
-// The CPU engine: exact attention on SIMD units and threads. float32, bfloat16 and float16; no page table.
+// The CPU engine: exact attention on SIMD units and threads. float32, bfloat16 and float16; pages in the
+// forward.
 #pragma once
 
 #include <cstddef>

@@ -21,14 +21,20 @@ inline VF widen_tail(const T* p, int64_t n) {
 template <class T>
 struct Stream {
   uintptr_t row_bytes, ahead;  // possibly past the end: a prefetch touches nothing
+  int64_t rows_ahead = 0;      // pages: the row's distance in the list of rows
 
-  Stream(const View& view, int64_t n) {
+  Stream(const Problem& p, const View& view, int64_t n) {
     constexpr uintptr_t kAheadBytes = 8192;
     row_bytes = static_cast<uintptr_t>(n) * sizeof(T);
-    ahead = ((kAheadBytes - 1) / row_bytes + 1) * static_cast<uintptr_t>(view.row) * sizeof(T);
+    const uintptr_t rows = (kAheadBytes - 1) / row_bytes + 1;
+    ahead = rows * static_cast<uintptr_t>(view.row) * sizeof(T);
+    if (!p.page_table.present) return;
+    // Twice as far, because hardware prefetching stops at the end of a page.
+    rows_ahead = minimum(static_cast<int64_t>(rows) * 2, kForwardKeys);
+    ahead = 0;
   }
-  void prefetch(const T* row) const {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(row) + ahead;
+  void prefetch(const T* const* row) const {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(row[rows_ahead]) + ahead;
     for (uintptr_t byte = 0; byte < row_bytes; byte += 64)
       __builtin_prefetch(reinterpret_cast<const void*>(address + byte), 0, 2);
   }
@@ -97,7 +103,7 @@ inline void add_values(const float* p, DecodeLayout at, ValueRows<T> values, con
   const bool whole = first + V * kLanes <= values.n;
   for (int64_t j = 0; j < values.count; ++j) {
     const T* v = values.rows[j] + first;
-    if (stream != nullptr) stream->prefetch(values.rows[j]);
+    if (stream != nullptr) stream->prefetch(values.rows + j);
     for (int i = 0; i < V; ++i) {
       const int64_t left = values.n - first - i * kLanes;
       const VF y = whole || left >= kLanes ? widen(v + i * kLanes) : widen_tail(v + i * kLanes, left);
@@ -172,7 +178,7 @@ inline void scores_by_key(const StreamedRows& s, int rows, const StreamedKeys<T>
   const T* const* keys = k.rows;
   for (int64_t j = 0; j < count; j += 4) {
     const int block = static_cast<int>(minimum(4, count - j));
-    for (int i = 0; i < block; ++i) k.stream.prefetch(keys[j + i]);
+    for (int i = 0; i < block; ++i) k.stream.prefetch(keys + j + i);
     float* scores = to + j * at.key;
     int r = 0;
     for (; r + 4 <= rows; r += 4)
@@ -190,7 +196,7 @@ inline void scores_across(const StreamedRows& s, int rows, const StreamedKeys<T>
   for (int64_t j = 0; j < count; j += kLanes) {
     const int64_t block = minimum(kLanes, count - j);
     for (int64_t i = 0; i < block; ++i) {
-      k.stream.prefetch(k.rows[j + i]);
+      k.stream.prefetch(k.rows + j + i);
       load_row(k.rows[j + i], n, s.stride, s.key_rows + i * s.stride);
     }
     std::memset(s.key_rows + block * s.stride, 0, static_cast<size_t>((kLanes - block) * s.stride) * sizeof(float));
@@ -282,16 +288,15 @@ struct Decode {
     const bool across = streams_across(piece);
 
     const int64_t begin = s.rows->begin_min / kForwardKeys * kForwardKeys, end = s.rows->end_max;
-    const T *keys[kForwardKeys], *values[kForwardKeys];
-    const Stream<T> key_stream(p.k, p.head_dim), value_stream(p.v, p.head_dim_v);
+    const T *keys[2 * kForwardKeys], *values[2 * kForwardKeys];
+    const Stream<T> key_stream(p, p.k, p.head_dim), value_stream(p, p.v, p.head_dim_v);
     for (int64_t key = begin; key < end; key += kForwardKeys) {
       const int64_t count = minimum(kForwardKeys, piece.key_end - key);
       TileMemory options;
       if (!shown_keys(piece, *s.rows, key, count, s.options, &options)) continue;
-      for (int64_t j = 0; j < count; ++j) {
-        keys[j] = row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k);
-        values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
-      }
+      // With pages the next rows follow, because they are prefetched.
+      fill_key_rows(p.k, piece, s.rows->begin_min, key, count + key_stream.rows_ahead, keys);
+      fill_key_rows(p.v, piece, s.rows->begin_min, key, count + value_stream.rows_ahead, values);
       // If a softmax is the only step after the product, keys are in lanes, because few queries would leave most lanes
       // idle.
       const bool plain = plain_scores(p) && p.dropout.p == 0 && !p.masked() && !p.max_scores.present &&

@@ -54,6 +54,35 @@ inline T* mutable_row_of(const View& v, const Sequence& s, int64_t begin, int64_
   return reinterpret_cast<T*>(v.data) + s.batch_index * v.batch + (begin + row) * v.row + head * v.head;
 }
 
+// A row that replaces keys and values which the call must not read; 512 floats are the longest row.
+alignas(64) inline constexpr float kZeroRow[512] = {};
+
+// Fills rows with rows [key, key + count) of a sequence's keys or values. With pages two kinds of rows are zeros: rows
+// of pages that end before `first`, and rows after the sequence. The page table may have any value there.
+template <class T>
+inline void fill_key_rows(const View& v, const Piece& piece, int64_t first, int64_t key, int64_t count,
+                          const T** rows) {
+  const Sequence& s = piece.sequence;
+  const PageTable& t = piece.problem->page_table;
+  if (!t.present) {
+    for (int64_t j = 0; j < count; ++j) rows[j] = row_of<T>(v, s, s.k_begin, key + j, piece.head_k);
+    return;
+  }
+  const int64_t used = minimum(count, s.k_len - key);
+  int64_t j = 0;
+  for (int64_t index = key / t.page_size, row = key % t.page_size; j < used; ++index, row = 0) {
+    const int64_t end = minimum(used, j + t.page_size - row);
+    if ((index + 1) * t.page_size <= first) {
+      for (; j < end; ++j) rows[j] = reinterpret_cast<const T*>(kZeroRow);
+    } else {
+      const T* from = reinterpret_cast<const T*>(v.data) +
+                      t.data[s.batch_index * t.batch + index * t.column] * v.batch + piece.head_k * v.head;
+      for (; j < end; ++j, ++row) rows[j] = from + row * v.row;
+    }
+  }
+  for (; j < count; ++j) rows[j] = reinterpret_cast<const T*>(kZeroRow);
+}
+
 // Calls f with a row of a tensor of T or float32: a result, or an input of the backward.
 template <class T, class F>
 inline void with_row_of(const View& v, const Sequence& s, int64_t begin, int64_t row, int64_t head, F&& f) {
@@ -199,14 +228,13 @@ struct Forward {
     panel->started = false;
   }
 
-  static void pack_keys(const Piece& piece, int64_t key, int64_t count, ForwardScratch& s) {
+  // first: the first key that a row of the piece sees.
+  static void pack_keys(const Piece& piece, int64_t first, int64_t key, int64_t count, ForwardScratch& s) {
     const Problem& p = *piece.problem;
-    const Sequence& q = piece.sequence;
-    const T* values[kForwardKeys];
-    for (int64_t j = 0; j < count; ++j) {
-      row_words(row_of<T>(p.k, q, q.k_begin, key + j, piece.head_k), p.head_dim, s.k_stride, s.k + j * s.k_stride);
-      values[j] = row_of<T>(p.v, q, q.k_begin, key + j, piece.head_k);
-    }
+    const T *keys[kForwardKeys], *values[kForwardKeys];
+    fill_key_rows(p.k, piece, first, key, count, keys);
+    fill_key_rows(p.v, piece, first, key, count, values);
+    for (int64_t j = 0; j < count; ++j) row_words(keys[j], p.head_dim, s.k_stride, s.k + j * s.k_stride);
     pack_columns<Mma, T>({values, count}, p.head_dim_v, s.v);
   }
 
@@ -292,7 +320,7 @@ struct Forward {
       for (int64_t i = 0; i < panel_count; ++i) {
         TileMemory options;
         if (!shown_keys(piece, s.panels[i].rows, key, count, s.options, &options)) continue;
-        if (!packed) pack_keys(piece, key, count, s);
+        if (!packed) pack_keys(piece, begin, key, count, s);
         packed = true;
         panel_step(piece, i, key, count, options, s);
       }

@@ -65,9 +65,7 @@ Status CpuEngine::merge(const MergeProblem& problem, void*) {
   return {};
 }
 
-Status OracleEngine::check(const Problem& problem) const {
-  return problem.page_table ? refuse_pages("the CPU") : Status{};
-}
+Status OracleEngine::check(const Problem& problem) const { return refuse_paged_backward(problem); }
 
 Status OracleEngine::run(const Problem& problem, const CallWorkspace&, void*) {
   const auto pass = problem.pass == TANDEM_FORWARD ? reference::forward : reference::backward;

@@ -24,7 +24,9 @@ void Buffers::add_rows(const char* name, Access access, const Problem& p, const 
   if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_q, t.head}, {dim, 1}});
 }
 void Buffers::add_keys(const char* name, Access access, const Problem& p, const View& t, int64_t dim) {
-  const int64_t batch = p.packed_k() ? 1 : p.batch, rows = p.packed_k() ? p.total_k : p.seqlen_k;
+  const PageTable& pages = p.page_table;
+  const int64_t batch = p.packed_k() ? 1 : pages ? pages.pages : p.batch;
+  const int64_t rows = p.packed_k() ? p.total_k : pages ? pages.page_size : p.seqlen_k;
   if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {rows, t.row}, {p.heads_k, t.head}, {dim, 1}});
 }
 
@@ -133,6 +135,8 @@ void Buffers::add_lengths(const Problem& p) {
   for (const auto& [name, view, count] : tensors) {
     if (view) add(name, Access::read, view.data, DType::i32, {{count, view.stride}});
   }
+  if (const PageTable& t = p.page_table)
+    add("page_table", Access::read, t.data, DType::i32, {{p.batch, t.batch}, {t.max_pages, t.column}});
 }
 
 }  // namespace tandem::plan

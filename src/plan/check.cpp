@@ -20,6 +20,21 @@ bool is_blackwell(const gpu::Properties& device) {
   return device.compute_major == 10 && (device.compute_minor == 0 || device.compute_minor == 3);
 }
 
+// TMA boxes have a multiple of 16 keys of one page.
+Status check_pages(const PageTable& table) {
+  if (!table) return {};
+  if (table.page_size % 16 != 0) {
+    return Status::unsupported(
+        str_cat("k.page_size (", table.page_size, ") must be a multiple of 16 on a GPU: allocate longer pages"));
+  }
+  for (const int64_t stride : {table.batch, table.column}) {
+    if (stride <= INT32_MAX) continue;
+    return Status::unsupported(str_cat("page_table.strides[", stride == table.batch ? 0 : 1, "] (", stride,
+                                       ") must be below 2^31 on a GPU: copy the elements into a compact tensor"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_mod(const char* name, const ModView& mod) {
@@ -58,7 +73,8 @@ Status check_options(const Problem& p) {
     return Status::unsupported(str_cat(name, " (address ", reinterpret_cast<uintptr_t>(pointer) % 64,
                                        " modulo 64) must be a multiple of 8 on a GPU: align the value"));
   }
-  if (p.page_table) return refuse_pages("a GPU");
+  TANDEM_TRY(refuse_paged_backward(p));
+  TANDEM_TRY(check_pages(p.page_table));
   TANDEM_TRY(check_mod("score_mod", p.score_mod));
   TANDEM_TRY(check_mod("mask_mod", p.mask_mod));
   return {};

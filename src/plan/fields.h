@@ -22,7 +22,8 @@ struct FieldValues {
   constexpr int count() const { return (last - first) / step + 1; }
   constexpr bool contains(int value) const { return first <= value && value <= last && (value - first) % step == 0; }
 };
-inline constexpr FieldValues kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3};
+inline constexpr FieldValues kFlag{0, 1}, kHeadDims{16, 256, 16}, kWholeHeadDims{64, 256, 64}, kBiases{0, 3},
+    kPageRows{0, 256, 16};
 
 struct Field {
   const char* name;  // member name
@@ -64,6 +65,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
+  visit(Field{"page_rows", kPageRows}, t.page_rows);
 }
 
 template <class T, class Visit>
@@ -77,6 +79,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
+  visit(Field{"page_rows", kPageRows}, t.page_rows);
 }
 
 template <class T, class Visit>

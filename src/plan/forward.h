@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <numeric>
 
 #include "config/block_mask.h"
 #include "plan/arithmetic.h"
@@ -33,9 +34,9 @@ inline constexpr int kFarWindow = 1 << 30;
 bool needs_left_mask(const Problem& problem);
 bool needs_right_mask(const Problem& problem);
 
-// Returns true if lengths or the diagonal are known only on the device.
+// Returns true if lengths or the diagonal are known only on the device. Kernels with pages always read lengths there.
 inline bool varlen(const Problem& p) {
-  return p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets;
+  return p.packed_q() || p.packed_k() || p.seqused_q || p.seqused_k || p.diagonal_offsets || p.page_table;
 }
 
 // The backward also uses the following functions: the score options of a kernel, and their parameters.
@@ -56,9 +57,16 @@ Config forward_options(const Problem& p) {
   t.options = options_of(p);
   return t;
 }
+// Returns the configuration for the problem's pages: TMA boxes that lie in one page.
+template <class Config>
+Config with_pages(Config t, const Problem& p) {
+  if (p.page_table) t.page_rows = static_cast<int>(std::gcd(p.page_table.page_size, int64_t{t.tile_n}));
+  return t;
+}
 // The lanes of combine_splits() that share a row.
 int combine_lanes(const Problem& problem);
 void set_lengths(const Problem& problem, ForwardParams* params);
+void set_pages(const PageTable& table, PageParams* params);
 void set_dropout(const DropoutOptions& dropout, DropoutParams* params);
 void set_scores(const Problem& problem, ForwardParams* params);
 void set_bias(const Problem& problem, ForwardParams* params);

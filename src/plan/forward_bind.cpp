@@ -55,6 +55,13 @@ void add_keys(const Problem& p, const ForwardSchedule& t, const View& view, int6
     map.add(8, 1, map.columns()).add(1, 0, box).add(1, 0, 1).add(1, 0, 1);
     return;
   }
+  if (p.page_table) {
+    map.add(head_dim, 1, map.columns())
+        .add(p.page_table.page_size, view.row, box)
+        .add(p.heads_k, view.head, 1)
+        .add(p.page_table.pages, view.batch, 1);
+    return;
+  }
   map.add(head_dim, 1, map.columns())
       .add(p.packed_k() ? p.total_k : p.seqlen_k, view.row, box)
       .add(p.heads_k, view.head, 1)
@@ -152,6 +159,14 @@ void set_lengths(const Problem& p, ForwardParams* params) {
   params->seqlen_k = static_cast<int>(p.seqlen_k);
   params->total_q = p.packed_q() ? static_cast<int>(p.total_q) : 0;
   params->total_k = p.packed_k() ? static_cast<int>(p.total_k) : 0;
+}
+
+void set_pages(const PageTable& table, PageParams* params) {
+  params->table = table.data;
+  params->batch = static_cast<int>(table.batch);
+  params->column = static_cast<int>(table.column);
+  params->page_size = static_cast<int>(table.page_size);
+  params->pages = static_cast<int>(table.pages);
 }
 
 void set_bias(const Problem& p, ForwardParams* params) {
@@ -290,6 +305,7 @@ void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace,
   ForwardParams& params = add_forward_params(p, t, workspace, arguments);
   set_results(p, t, workspace, &params);
   set_lengths(p, &params);
+  if (p.page_table) set_pages(p.page_table, &params.pages);
   set_scores(p, &params);
   if (p.bias && !t.no_keys) set_bias(p, &params);
   // Without keys a bias may have no element. The kernel then reads a zero instead.

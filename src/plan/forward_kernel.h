@@ -1,6 +1,7 @@
 // The kernel of a forward plan, on Hopper or Blackwell, and its schedule.
 #pragma once
 
+#include <algorithm>
 #include <variant>
 
 #include "config/sm100_forward.h"
@@ -17,12 +18,13 @@ struct ForwardKernel {
 
   ForwardKernel() : ForwardKernel(Sm90ForwardConfig{}) {}
   ForwardKernel(const Sm90ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
-      : ForwardKernel(t, t.tile_n, t.tile_m(), {.q = 64, .k = t.tile_n, .v = t.tile_n, .out = 64}) {}
+      : ForwardKernel(t, t.tile_n, t.tile_m(),
+                      {.q = 64, .k = box_rows(t, t.tile_n), .v = box_rows(t, t.tile_n), .out = 64}) {}
   ForwardKernel(const Sm100ForwardConfig& t)  // NOLINT(google-explicit-constructor): it is one
       : ForwardKernel(t, Sm100ForwardConfig::tile_n, t.tile_m(),
                       {.q = Sm100ForwardConfig::kTileM,
-                       .k = t.k_block_rows(),
-                       .v = t.v_block_rows(),
+                       .k = box_rows(t, t.k_block_rows()),
+                       .v = box_rows(t, t.v_block_rows()),
                        .out = Sm100ForwardConfig::kTileM}) {}
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
@@ -58,6 +60,11 @@ struct ForwardKernel {
   TmaBoxRows boxes;
 
  private:
+  // With pages a box has no more keys than a page.
+  template <class T>
+  static int box_rows(const T& t, int rows) {
+    return t.page_rows > 0 ? std::min(t.page_rows, rows) : rows;
+  }
   template <class T>
   ForwardKernel(const T& t, int step, int all_rows, const TmaBoxRows& all_boxes)
       : kernel(t),

@@ -13,13 +13,15 @@ namespace {
 
 // ---- Names ----
 
+std::string pages_of(int page_rows) { return page_rows > 0 ? str_cat("_pages", page_rows) : ""; }
 std::string shape_of(const Sm90ForwardConfig& t) {
   const std::string tma = t.bias_ctas > 0 ? str_cat("_tma", t.bias_ctas) : "";
   const std::string kv = t.kv_ctas > 1 ? str_cat("_kv", t.kv_ctas) : "";
-  return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma, kv);
+  return str_cat("_", t.tile_m(), "x", t.tile_n, "x", t.stages, tma, kv, pages_of(t.page_rows));
 }
 std::string shape_of(const Sm100ForwardConfig& t) {
-  return str_cat("_", t.q_stage(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.ex2_emu_pairs);
+  return str_cat("_", t.q_stage(), "x", t.mma_m(), "x", Sm100ForwardConfig::tile_n, "_fma", t.ex2_emu_pairs,
+                 pages_of(t.page_rows));
 }
 
 std::string shape_of(const Sm90BackwardConfig& t) {

@@ -84,6 +84,8 @@ struct IndexView {
   int64_t operator[](int64_t i) const { return data[i * stride]; }
 };
 
+// The page of each page_size keys of a sequence. k and v are then (pages, page_size, heads, dim): View::batch is the
+// stride of pages.
 struct PageTable {
   const int32_t* data = nullptr;
   int64_t batch = 0, column = 1;  // strides
@@ -91,6 +93,7 @@ struct PageTable {
   bool present = false;
 
   explicit operator bool() const { return present; }
+  int32_t at(int64_t sequence, int64_t index) const { return data[sequence * batch + index * column]; }
 };
 
 struct BoundExpression;  // problem/bound_expression.h
@@ -155,7 +158,7 @@ struct Problem {
   DType dtype = DType::f32;
 
   int64_t batch = 0, heads_q = 0, heads_k = 0;
-  int64_t seqlen_q = 0, seqlen_k = 0;  // packed: the longest sequence, or a bound on it
+  int64_t seqlen_q = 0, seqlen_k = 0;  // packed and pages: the longest sequence, or a bound on it
   int64_t total_q = 0, total_k = 0;    // rows of q and of k over the whole batch
   int64_t head_dim = 0, head_dim_v = 0;
 
@@ -240,6 +243,12 @@ inline KeySpan visible_keys(const Problem& p, const Sequence& s, int64_t i) {
   if (begin > s.k_len) begin = s.k_len;
   if (end < begin) end = begin;
   return {begin, end};
+}
+
+// The first key that some query of a sequence sees. No engine reads a page that ends before this key, or its entry of
+// the page table.
+inline int64_t first_visible_key(const Problem& p, const Sequence& s) {
+  return s.q_len > 0 ? visible_keys(p, s, 0).begin : s.k_len;
 }
 
 }  // namespace tandem

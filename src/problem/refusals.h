@@ -1,17 +1,16 @@
-// Refusals of several engines, one sentence each, with the engine's place as a parameter.
+// Refusals of several engines, one sentence each.
 #pragma once
 
-#include <string_view>
-
 #include "base/status.h"
-#include "base/text.h"
+#include "problem/problem.h"
 
 namespace tandem {
 
-// place: "the CPU", "a GPU".
-inline Status refuse_pages(std::string_view place) {
-  return Status::unsupported(str_cat("page_table must be NULL on ", place,
-                                     ": gather each sequence's keys and values into dense or packed tensors"));
+// No engine computes gradients of keys in pages.
+inline Status refuse_paged_backward(const Problem& p) {
+  if (!p.page_table || p.pass == TANDEM_FORWARD) return {};
+  return Status::unsupported(
+      "page_table must be NULL in the backward: gather each sequence's keys and values into dense or packed tensors");
 }
 
 }  // namespace tandem

@@ -299,7 +299,8 @@ Status ProblemBuilder::read_used_lengths() {
 }
 
 // Reads the longest sequence of a packed call, which the caller passes; otherwise the total bounds it. The values of
-// cu_seqlens do not bound it, so that a call and its workspace_size see the same Problem.
+// cu_seqlens do not bound it, so that a call and its workspace_size see the same Problem. With pages and seqused_k the
+// caller may pass a bound below the capacity of the page table.
 Status ProblemBuilder::read_longest() {
   const struct {
     const char* name;
@@ -313,7 +314,8 @@ Status ProblemBuilder::read_longest() {
       return Status::invalid(
           str_cat(side.name, " (", side.given, ") must be at least 0: pass the longest sequence, or 0 if unknown"));
     }
-    if (!side.packed && side.given != 0 && side.given < *side.longest) {
+    const bool bounded = side.packed || (side.longest == &p_.seqlen_k && paged() && p_.seqused_k);
+    if (!bounded && side.given != 0 && side.given < *side.longest) {
       return Status::invalid(str_cat(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
                                      "), or 0: pass 0 in a dense call"));
     }
@@ -321,7 +323,7 @@ Status ProblemBuilder::read_longest() {
       return Status::invalid(str_cat(
           side.name, " (0) must be given for packed tensors on a device: ", "pass the length of the longest sequence"));
     }
-    if (side.packed && side.given != 0) *side.longest = std::min(*side.longest, side.given);
+    if (bounded && side.given != 0) *side.longest = std::min(*side.longest, side.given);
   }
   return {};
 }

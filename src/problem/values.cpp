@@ -11,10 +11,11 @@ struct PackedRows {
   int64_t total;
   const char* bound_name;
   int64_t bound;
+  bool may_have_rest;  // rows after the last sequence
 };
 
 Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batch, const PackedRows& rows) {
-  const auto& [tensor, total, bound_name, bound] = rows;
+  const auto& [tensor, total, bound_name, bound, may_have_rest] = rows;
   if (offsets[0] != 0) {
     return Status::invalid(
         str_cat(name, "[0] (", offsets[0], ") must be 0: subtract the first entry from all entries"));
@@ -34,7 +35,7 @@ Status check_cu_seqlens(const char* name, const IndexView& offsets, int64_t batc
                                      ", the length of sequence ", b, ": pass the longest length, or 0"));
     }
   }
-  if (offsets[batch] != total) {
+  if (offsets[batch] != total && !may_have_rest) {
     return Status::invalid(str_cat(name, "[", batch, "] (", offsets[batch], ") must equal ", tensor, ".total (", total,
                                    "): slice the tensor or extend the sums"));
   }
@@ -49,10 +50,11 @@ Status check_used(const char* name, int64_t b, int64_t used, int64_t rows) {
 
 Status check_offsets(const Problem& p) {
   if (p.cu_seqlens_q) {
-    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.batch, {"q", p.total_q, "max_seqlen_q", p.seqlen_q}));
+    TANDEM_TRY(check_cu_seqlens("cu_seqlens_q", p.cu_seqlens_q, p.batch,
+                                {"q", p.total_q, "max_seqlen_q", p.seqlen_q, p.page_table.present}));
   }
   if (!p.cu_seqlens_k) return {};
-  return check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.batch, {"k", p.total_k, "max_seqlen_k", p.seqlen_k});
+  return check_cu_seqlens("cu_seqlens_k", p.cu_seqlens_k, p.batch, {"k", p.total_k, "max_seqlen_k", p.seqlen_k, false});
 }
 
 Status check_used_lengths(const Problem& p) {
@@ -65,14 +67,15 @@ Status check_used_lengths(const Problem& p) {
   return {};
 }
 
-// Entries beyond the used keys may have any value.
+// Entries beyond the used keys, and entries of pages before all visible keys, may have any value.
 Status check_pages(const Problem& p) {
   const PageTable& table = p.page_table;
   if (!table) return {};
   for (int64_t b = 0; b < p.batch; ++b) {
-    const int64_t used = (sequence_of(p, b).k_len + table.page_size - 1) / table.page_size;
-    for (int64_t i = 0; i < used; ++i) {
-      const int64_t page = table.data[b * table.batch + i * table.column];
+    const Sequence s = sequence_of(p, b);
+    const int64_t used = (s.k_len + table.page_size - 1) / table.page_size;
+    for (int64_t i = first_visible_key(p, s) / table.page_size; i < used; ++i) {
+      const int64_t page = table.at(b, i);
       if (page >= 0 && page < table.pages) continue;
       return Status::invalid(str_cat("page_table[", b, ", ", i, "] (", page, ") must be at least 0 and below k.pages (",
                                      table.pages, "): correct the page, or lower seqused_k if the page has no keys"));

@@ -80,7 +80,7 @@ struct KeyPlace {
 KeyPlace place_of_key(const Problem& p, const Sequence& s, int64_t j) {
   const PageTable& t = p.page_table;
   if (!t) return {s.batch_index, s.k_begin + j};
-  return {t.data[s.batch_index * t.batch + j / t.page_size * t.column], j % t.page_size};
+  return {t.at(s.batch_index, j / t.page_size), j % t.page_size};
 }
 
 // The value of a score_mod or mask_mod for one entry. Without a modification the value is absent.
@@ -172,7 +172,7 @@ struct Head {
       load_row(p.q, p.q.at(b, s.q_begin + i, head), p.head_dim, q.row(i));
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
     }
-    for (int64_t j = 0; j < s.k_len; ++j) {
+    for (int64_t j = p.page_table ? first_visible_key(p, s) : 0; j < s.k_len; ++j) {
       const KeyPlace at = place_of_key(p, s, j);
       load_row(p.k, p.k.at(at.first, at.row, head / p.group()), p.head_dim, k.row(j));
       load_row(p.v, p.v.at(at.first, at.row, head / p.group()), p.head_dim_v, v.row(j));

@@ -191,6 +191,26 @@ TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
   compile_all(pairwise_choices(), blackwell(), gradients_of);
 }
 
+// The loading thread has few registers.
+TEST_F(KernelsCompile, Pages) {
+  const auto pages = [](const Choice& choice) {
+    Problem p = problem_of(choice);
+    p.page_table = {.pages = 1000, .page_size = choice[kType] == 0 ? 16 : 128, .max_pages = 256, .present = true};
+    return p;
+  };
+  std::vector<Choice> choices;
+  for (const int shape : {1, 2, 4}) {
+    for (const int type : {0, 1}) {
+      Choice choice{};
+      choice[kShape] = shape;
+      choice[kType] = type;
+      choice[kMask] = shape == 1 ? 0 : 3;
+      choices.push_back(choice);
+    }
+  }
+  for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, pages);
+}
+
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 

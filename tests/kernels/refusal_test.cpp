@@ -95,7 +95,7 @@ TEST(KernelsRefusal, WhatIsNotServed) {
   } refused[] = {{"--dtype f32", "float32"},
                  {"--dtype bf16 --head-dim 12 --head-dim-v 12", "head_dim (12)"},
                  {"--dtype bf16 --head-dim 264 --head-dim-v 264", "head_dim (264)"},
-                 {"--dtype bf16 --page-size 4 --used-k 4", "page_table"}};
+                 {"--dtype bf16 --page-size 4 --used-k 4", "k.page_size (4) must be a multiple of 16"}};
   for (const auto& one : refused) {
     const Verdict verdict =
         run_case(from_flags(std::string("--gradients none ") + one.flags), engine.run, engine.supports);

@@ -58,7 +58,7 @@ BAD = {
     "cu_seqlens of dense": ({"cu_seqlens_q": CU, "cu_seqlens_k": CU}, ValueError, "cu_seqlens|q"),
     "used lengths too long": ({"seqused_k": np.array([3, 8], np.int32)}, ValueError, "seqused_k"),
     "used lengths in int64": ({"seqused_k": np.array([3, 7])}, ValueError, "seqused_k"),
-    "pages": ({"page_table": np.zeros((2, 1), np.int32)}, tandem.Unsupported, "page_table"),
+    "pages": ({"page_table": np.full((2, 1), 9, np.int32)}, ValueError, r"page_table\[0, 0\] \(9\) must be"),
     "seed of three": ({"dropout_p": 0.5, "seed": np.arange(3)}, ValueError, "seed"),
     "out too small": ({"out": np.empty((2, 5, 4, 7), f32)}, ValueError, "out"),
     "out of another type": ({"out": np.empty((2, 5, 4, 8), np.float16)}, ValueError, "out"),
@@ -102,8 +102,8 @@ def test_packed_lengths_are_checked():
 def test_check_answers_beforehand():
     tandem.check("forward", Q, K, V, causal=True)
     tandem.check("backward", Q, K, V, window=(3, 3))
-    with pytest.raises(tandem.Unsupported, match="page_table"):
-        tandem.check("forward", Q, K, V, page_table=np.zeros((2, 1), np.int32))
+    with pytest.raises(tandem.Unsupported, match="page_table must be None in the backward"):
+        tandem.check("backward", Q, K, V, page_table=np.zeros((2, 1), np.int32))
     with pytest.raises(ValueError, match="bias"):
         tandem.check("backward", Q, K, V, bias=np.zeros((3, 4, 5, 7), f32))
     with pytest.raises(TypeError, match="softcup"):
@@ -119,7 +119,7 @@ def test_torch_bad_input():
         ({"q": q.to("meta")}, (ValueError, TypeError, RuntimeError)),
         ({"k": k[:, :, :, :4]}, ValueError),
         ({"q": q.to(torch.complex64)}, (TypeError, ValueError)),
-        ({"page_table": torch.zeros(2, 1, dtype=torch.int32)}, tandem.Unsupported),
+        ({"page_table": torch.full((2, 1), -1, dtype=torch.int32)}, ValueError),
     ):
         with pytest.raises(kind):
             tandem.attention(**{"q": q, "k": k, "v": v, **change})

@@ -123,7 +123,7 @@ def test_refusals_and_nothing_written():
     cases = (
         ("float32", [x.float() for x in (q, k, v)], {}),
         ("float64", [x.double() for x in (q, k, v)], {}),
-        ("page_table", (q, k.view(1, 20, 2, 64), v), {"page_table": int32(0)[None], "seqused_k": int32(20)}),
+        ("k.page_size (20)", (q, k.view(1, 20, 2, 64), v), {"page_table": int32(0)[None], "seqused_k": int32(20)}),
         ("num_splits", (q, k, v), {"num_splits": 4, "batch_invariant": True}),
         ("264", [F.pad(x, (0, 200)) for x in (q, k, v)], {}),
     )

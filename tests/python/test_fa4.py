@@ -245,5 +245,10 @@ def test_refusals_of_flash_attention_4(random, name):
     if name != "block_sparse_tensors_bwd":
         with pytest.raises(tandem.Unsupported, match=name):
             fa4.flash_attn_varlen_func(q, q, q, **{name: value})
-    with pytest.raises(tandem.Unsupported, match="page_table"):
-        fa4.flash_attn_varlen_func(q[0], q, q, cu_seqlens_q=int32(0, 3), page_table=int32(0)[None], seqused_k=int32(3))
+
+
+def test_pages_of_flash_attention_4(random):
+    q, pages, table = random(3, 2, 8), random(4, 3, 2, 8), int32(3, 1)[None]
+    out = fa4.flash_attn_varlen_func(q, pages, pages, cu_seqlens_q=int32(0, 3), page_table=table, seqused_k=int32(5))[0]
+    keys = torch.cat([pages[3], pages[1, :2]])[None]
+    assert torch.equal(out, fa4.flash_attn_func(q[None], keys, keys)[0][0])

@@ -263,12 +263,15 @@ def test_compiled(random):
             torch.testing.assert_close(ours, expected, rtol=0, atol=0)
 
 
+def test_pages_of_flash_attention_2(random):
+    q, pages, table = random(4, 2, 16), random(3, 8, 2, 16), int32(2, 0).reshape(2, 1)
+    out = fa2.flash_attn_varlen_func(q, pages, pages, int32(0, 2, 4), int32(0, 8, 13), 2, 8, block_table=table)
+    keys = torch.cat([pages[2], pages[0, :5]])
+    assert torch.equal(out, fa2.flash_attn_varlen_func(q, keys, keys, int32(0, 2, 4), int32(0, 8, 13), 2, 8))
+
+
 def test_refusals_of_flash_attention_2(random):
-    q, pages = random(4, 2, 16), random(3, 8, 2, 16)
-    with pytest.raises(tandem.Unsupported, match="block_table"):
-        fa2.flash_attn_varlen_func(
-            q, pages, pages, int32(0, 2, 4), int32(0, 8, 16), 2, 8, block_table=int32(0, 1).reshape(2, 1)
-        )
+    q = random(4, 2, 16)
     for name, shape in (("qkv", (2, 7, 2, 4, 16)), ("qkv", (7, 3, 4, 16)), ("kv", (2, 7, 3, 4, 16))):
         function = getattr(fa2, f"flash_attn_{name}packed_func")
         inputs = [random(*shape)] if name == "qkv" else [random(2, 7, 4, 16), random(*shape)]

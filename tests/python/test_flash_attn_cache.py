@@ -87,6 +87,47 @@ def test_kvcache(random, options, plain, rotation, where, seqlen_new):
         assert torch.equal(cache.nan_to_num(7.0), before.nan_to_num(7.0)), "nothing else is written"
 
 
+@pytest.mark.parametrize(("options", "plain"), KV_OPTIONS.values(), ids=KV_OPTIONS)
+@pytest.mark.parametrize("seqlen_new", [0, 3])
+def test_pages_give_the_bits_of_a_dense_cache(random, options, plain, seqlen_new):
+    size, columns = 4, -(-PLACES // 4)
+    q = random(3, 2, HEADS, DIM)
+    k, v = (random(3, seqlen_new, HEADS_K, DIM) for _ in range(2)) if seqlen_new else (None, None)
+    fused = random(3 * columns + 2, 2, size, HEADS_K, DIM)
+    table = torch.randperm(3 * columns).int().reshape(3, columns)
+    pages = fused[:, 0], fused[:, 1]
+    dense = [x[table.long()].flatten(1, 2).clone() for x in pages]
+    arguments = {"cache_seqlens": LENGTHS, **options}
+    if seqlen_new:
+        arguments.update(rotary_cos=random(4 * columns, 4), rotary_sin=random(4 * columns, 4))
+    for b in range(3):  # entries without keys have any value
+        table[b, -(-(int(LENGTHS[b]) + seqlen_new) // size) :] = 999
+    for function, name in ((fa2, "block_table"), (fa3, "page_table")):
+        if function is fa3 and "alibi_slopes" in options:
+            continue
+        call = function.flash_attn_with_kvcache
+        expected = call(q, *dense, k, v, **arguments, return_softmax_lse=True)
+        ours = call(q, *pages, k, v, **arguments, **{name: table}, return_softmax_lse=True)
+        assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
+        for x, y in zip(pages, dense):
+            for b in range(3):
+                used = int(LENGTHS[b]) + seqlen_new
+                places = torch.arange(used)
+                assert torch.equal(x[table[b, places // size].long(), places % size], y[b, :used])
+
+
+def test_pages_with_packed_queries(random):
+    q, k, v = random(4, HEADS, DIM), random(5, 4, HEADS_K, DIM), random(5, 4, HEADS_K, DIM)
+    table, cu = int32(3, 0, 4, 1).reshape(2, 2), int32(0, 1, 4)
+    out = fa3.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=int32(6, 7), page_table=table, cu_seqlens_q=cu, max_seqlen_q=3, causal=True
+    )
+    for b in range(2):
+        keys, values = (x[table[b].long()].flatten(0, 1)[None, : 6 + b] for x in (k, v))
+        one = fa2.flash_attn_func(q[None, cu[b] : cu[b + 1]], keys, values, causal=True)
+        assert torch.equal(out[cu[b] : cu[b + 1]], one[0])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_cache_is_read_where_it_lies(random, monkeypatch, layout):
     k_cache, v_cache = caches(random, layout)
@@ -145,7 +186,15 @@ def test_kvcache_has_no_gradient(random):
 
 
 REFUSED = {
-    "block_table": ({"block_table": int32(0, 1, 2).reshape(3, 1)}, tandem.Unsupported, "block_table"),
+    "places beyond the table": (
+        {"block_table": int32(0, 1, 2)[:, None], "cache_seqlens": int32(3, PLACES, 3)}, ValueError, "cache_seqlens",
+    ),
+    "no page for new keys": ({"block_table": int32(0, -1, 2).reshape(3, 1)}, ValueError, "block_table .* new keys"),
+    "pages and leftpad": (
+        {"block_table": int32(0, 1, 2).reshape(3, 1), "cache_leftpad": int32(0, 0, 0)},
+        tandem.Unsupported, "cache_leftpad must be None with block_table",
+    ),
+    "pages in int64": ({"block_table": int32(0, 1, 2).long()[:, None]}, ValueError, "block_table .* must be int32"),
     "no lengths": ({"cache_seqlens": None}, ValueError, "cache_seqlens"),
     "too long": ({"cache_seqlens": int32(3, PLACES, 3)}, ValueError, "cache_seqlens"),
     "negative": ({"cache_seqlens": int32(3, -1, 3)}, ValueError, "cache_seqlens"),

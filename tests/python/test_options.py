@@ -128,7 +128,12 @@ def test_options_that_change_no_result(options):
     assert np.array_equal(tandem.attention(q, k, k, **options), tandem.attention(q, k, k))
 
 
-def test_page_tables_are_refused():
-    q, pages = np.zeros((1, 2, 1, 8), np.float32), np.zeros((3, 4, 1, 8), np.float32)
-    with pytest.raises(tandem.Unsupported, match="page_table must be None on the CPU"):
-        tandem.attention(q, pages, pages, page_table=np.zeros((1, 2), np.int32), seqused_k=np.array([5], np.int32))
+def test_page_tables():
+    """Keys in pages give the bits of the same keys without pages."""
+    random = np.random.default_rng(1)
+    q, cache = random.standard_normal((2, 3, 4, 8), np.float32), random.standard_normal((6, 2, 5, 2, 8), np.float32)
+    k, v = cache[:, 0], cache[:, 1]  # views of one cache
+    table, used = np.array([[3, 0, 77], [4, 0, 5]], np.int32), np.array([9, 15], np.int32)
+    out = tandem.attention(q, k, v, page_table=table, seqused_k=used, causal=True)
+    dense = [x[np.where(table < 6, table, 0)].reshape(2, 15, 2, 8) for x in (k, v)]
+    assert np.array_equal(out, tandem.attention(q, *dense, seqused_k=used, causal=True))

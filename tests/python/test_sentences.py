@@ -16,7 +16,7 @@ from tandem.sdpa import scaled_dot_product_attention as sdpa  # noqa: E402
 Q, K, V = (torch.randn(2, n, h, 8, generator=torch.Generator().manual_seed(n)) for n, h in ((5, 4), (7, 2), (7, 2)))
 ARRAYS = [x.numpy() for x in (Q, K, V)]
 BHSD = [x.transpose(1, 2) for x in (Q, K.repeat_interleave(2, 2), V.repeat_interleave(2, 2))]
-PAGES = torch.zeros(2, 1, dtype=torch.int32)
+PAGES = torch.full((2, 1), 9, dtype=torch.int32)
 CU = int32(0, 2, 5)
 
 COMMON = {  # parameters of every flash_attn_func
@@ -44,7 +44,7 @@ FUNCTIONS = (fa2.flash_attn_func, fa3.flash_attn_func, fa4.flash_attn_func)
 OWN = {
     "pages of FlashAttention-2": (
         lambda: fa2.flash_attn_varlen_func(Q[0], K, V, CU, int32(0, 7, 7), 3, 7, block_table=PAGES),
-        tandem.Unsupported, "^block_table must be None on the CPU",
+        ValueError, r"^block_table\[0, 0\] \(9\) must be at least 0 and below k.pages \(2\)",
     ),
     "cu_seqlens": (
         lambda: fa2.flash_attn_varlen_qkvpacked_func(torch.randn(5, 3, 2, 8), int32(0, 3, 7), 5),

@@ -20,7 +20,7 @@ struct Case {
   bool packed = false;
   std::vector<int64_t> lengths_q, lengths_k;
   std::vector<int64_t> used_q, used_k;  // seqused, one per sequence; empty: absent
-  int64_t page_size = 0;                // > 0: keys and values in shuffled pages of this many rows
+  int64_t page_size = 0;                // > 0: rows of a page; pages are shuffled and shared
 
   double scale = 0, softcap = 0;
   bool causal = false, top_left = false;
@@ -55,7 +55,7 @@ struct Case {
   std::string values = "normal";
   int64_t layout = 0;       // two bits per tensor, see Layout
   int64_t align = 1;        // > 1: gaps and margins are multiples; GPUs need 16 bytes
-  int64_t max_seqlen = -1;  // packed, >= 0: max_seqlen_* exceed the longest by this
+  int64_t max_seqlen = -1;  // packed or pages, >= 0: more than the longest
   int64_t seed = 1;
 
   bool operator==(const Case&) const = default;

@@ -139,9 +139,7 @@ void random_blocks(Random& r, Case& c) {
   }
 }
 
-}  // namespace
-
-Case random_gpu_case(uint64_t seed) {
+Case forward_case(uint64_t seed) {
   Random r(seed);
   Case c;
   c.seed = static_cast<int64_t>(seed & 0xffffffff);
@@ -169,10 +167,33 @@ Case random_gpu_case(uint64_t seed) {
   return c;
 }
 
+// Puts the keys of some cases into pages. The lengths remain; sharp values are not available in pages.
+void random_pages(Random& r, Case& c) {
+  static constexpr int64_t kSizes[] = {16, 16, 32, 48, 64, 80, 128, 256};
+  if (!r.chance(0.2) || c.sharp() || c.sequences() == 0) return;
+  int64_t longest = 1;
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    if (static_cast<int64_t>(c.used_k.size()) <= b) c.used_k.push_back(c.length_k(b));
+    longest = std::max(longest, c.used_k[static_cast<size_t>(b)]);
+  }
+  c.page_size = kSizes[r.between(0, 7)];
+  c.seqlen_k = (longest + c.page_size - 1) / c.page_size * c.page_size;
+  c.lengths_k.clear();
+}
+
+}  // namespace
+
+Case random_gpu_case(uint64_t seed) {
+  Case c = forward_case(seed);
+  Random r(seed + (uint64_t{1} << 41));
+  random_pages(r, c);
+  return c;
+}
+
 // A forward case with gradients and their options. Standard attention runs several times per check, so the problems are
 // smaller.
 Case random_gpu_backward_case(uint64_t seed) {
-  Case c = random_gpu_case(seed);
+  Case c = forward_case(seed);
   Random r(seed + (uint64_t{1} << 40));
   while (work(c) > 12'000'000 && c.sequences() > 0) {
     if (c.packed) {

@@ -307,34 +307,6 @@ void Instance::sharpen() {
   }
 }
 
-// Every sequence gets its pages from a shuffled deck; table entries and rows past its length stay poison.
-void Instance::fill_pages() {
-  Random r(static_cast<uint64_t>(c.seed) + 7);
-  const int64_t columns = c.seqlen_k / c.page_size;
-  std::vector<int64_t> deck(static_cast<size_t>(k.shape()[0]));
-  std::iota(deck.begin(), deck.end(), 0);
-  for (size_t n = deck.size(); n > 1; --n)
-    std::swap(deck[n - 1], deck[static_cast<size_t>(r.between(0, static_cast<int64_t>(n) - 1))]);
-  page_table = Tensor(DType::i32, {c.sequences(), columns});
-  for (int64_t b = 0; b < c.sequences(); ++b) {
-    for (int64_t j = 0; j < used_k(c, b); ++j) {
-      if (j % c.page_size == 0) {
-        page_table.set(b * columns + j / c.page_size, static_cast<double>(deck.back()));
-        deck.pop_back();
-      }
-      const auto page = static_cast<int64_t>(page_table.get(b * columns + j / c.page_size));
-      for (Tensor* t : {&k, &v}) {
-        const int64_t row_size = t->shape()[2] * t->shape()[3];
-        for (int64_t n = 0; n < row_size; ++n) {
-          const bool integer = c.values == "integer" && t == &v;
-          t->set((page * c.page_size + j % c.page_size) * row_size + n,
-                 integer ? static_cast<double>(r.between(-4, 4)) : r.normal());
-        }
-      }
-    }
-  }
-}
-
 void Instance::fill_bias() {
   Random r(static_cast<uint64_t>(c.seed) + 11);
   const std::vector<int64_t> shape = bias.shape();
@@ -439,6 +411,7 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
     a.max_seqlen_q = max_seqlen(c.lengths_q, c.max_seqlen);
     if (!c.page_size) a.max_seqlen_k = max_seqlen(c.lengths_k, c.max_seqlen);
   }
+  if (c.page_size && c.max_seqlen >= 0) a.max_seqlen_k = max_seqlen(c.used_k, c.max_seqlen);
   a.softmax_scale = c.scale;
   a.softcap = c.softcap;
   a.causal = c.causal;

@@ -63,6 +63,7 @@ class Instance {
   void fill();
   void fill_bias();
   void fill_pages();
+  int64_t first_seen_key(int64_t b) const;
   void sharpen();
   void fill_gradients(Outputs* outputs) const;
   int64_t layout_of(int tensor) const;

@@ -219,9 +219,14 @@ class Plain {
     k_.clear();
     v_.clear();
     for (int64_t i = 0; i < s_.q_len; ++i) q_.push_back(read(p.q, p.q.at(b, s_.q_begin + i, h), p.head_dim));
+    const PageTable& t = p.page_table;
     for (int64_t j = 0; j < s_.k_len; ++j) {
-      const PageTable& t = p.page_table;
-      const int64_t page = t ? t.data[b * t.batch + j / t.page_size * t.column] : b;
+      if (t && j < first_visible_key(p, s_)) {
+        k_.emplace_back(p.head_dim);
+        v_.emplace_back(p.head_dim_v);
+        continue;
+      }
+      const int64_t page = t ? t.at(b, j / t.page_size) : b;
       const int64_t row = t ? j % t.page_size : s_.k_begin + j;
       k_.push_back(read(p.k, p.k.at(page, row, h / p.group()), p.head_dim));
       v_.push_back(read(p.v, p.v.at(page, row, h / p.group()), p.head_dim_v));
@@ -387,9 +392,7 @@ class Plain {
     for (const Score& e : row) {
       const auto j = static_cast<size_t>(e.j);
       const PageTable& t = p.page_table;
-      const auto key =
-          t ? static_cast<size_t>(t.data[b * t.batch + e.j / t.page_size * t.column] * t.page_size + e.j % t.page_size)
-            : j;
+      const auto key = t ? static_cast<size_t>(t.at(b, e.j / t.page_size) * t.page_size + e.j % t.page_size) : j;
       const double probability = fl.round(p.dtype, fl(fl(std::exp(fl(e.s - normaliser.from))) / normaliser.sum));
       const double dp = fl(e.z * fl.disturbed(products_[j]));
       const double gradient = fl(probability * fl(dp - delta));

@@ -3,6 +3,7 @@
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/coords.cuh"
+#include "device/paging.cuh"
 #include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -126,11 +127,24 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     mbarrier_arrive(&s.work_full[slot.index]);
 
     const int head_k = (tile.head << pack_shift) / (p.heads_q / p.heads_k);
+    [[maybe_unused]] const PagedKeys paged = T.page_rows > 0 ? PagedKeys::of<T>(p, tile) : PagedKeys();
     auto load_block = [&](const TensorMap* map, int column, int columns, int row, int rows) {
       mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
       mbarrier_expect_tx(&s.ring_tma_full[ring.index], columns * rows * 2);
-      for (int c = 0; c < columns; c += 64)
-        tma_load(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k, tile.batch);
+      if constexpr (T.page_rows > 0) {
+        const PagedColumns all{*map, column, columns / 64, head_k};
+        u16* const to = s.ring[ring.index];
+        u64* const full = &s.ring_tma_full[ring.index];
+        if (rows == T.k_block_rows()) {
+          load_pages<T.page_rows, T.k_block_rows()>(to, full, p, paged, all, row);
+        } else {
+          load_pages<T.page_rows, T.v_block_rows()>(to, full, p, paged, all, row);
+        }
+      } else {
+        for (int c = 0; c < columns; c += 64)
+          tma_load(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k,
+                   tile.batch);
+      }
       ring.advance();
     };
     // Iterations are n_blocks; with a block mask they are counted, the last first.

@@ -1,6 +1,7 @@
 // The loading thread of the Hopper forward. The thread also takes the tiles and publishes them to the other warps.
 #pragma once
 #include "device/block_mask.cuh"
+#include "device/paging.cuh"
 #include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
@@ -89,6 +90,20 @@ TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const
   }
 }
 
+// turn: see load_columns().
+struct LoadedBlock {
+  int n_block, turn;
+};
+
+// Loads an n_block of keys (turn 0) or values (turn 1) of a key head in pages.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load_paged_columns(auto& to, u64* full, const ForwardParams& p, const PagedKeys& keys, int head,
+                                      LoadedBlock block) {
+  const int blocks = T.blocks(block.turn == 0 ? T.head_dim : T.head_dim_v);
+  const PagedColumns all{block.turn == 0 ? p.k : p.v, 0, blocks, head};
+  load_pages<T.page_rows, T.tile_n>(to, full, p, keys, all, block.n_block * T.tile_n);
+}
+
 // When all values are released, all tiles are complete. No other CTA of the cluster arrives here any more.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void wait_for_all_tiles(SharedStorage<T>& s, PipelineState<T.stages> ring) {
@@ -104,24 +119,24 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
   PipelineState<T.stages> k_ring, v_ring;
   u32 tile_idx = 0;  // number of taken tiles
-  // The next work tile minus gridDim.x, which is added at its use, so that no earlier instruction waits for the
-  // counter.
+  // The next work tile minus gridDim.x, which is added at its use, because an earlier sum would wait for the counter.
   int counted = blockIdx.x - gridDim.x;
-  // The current tile: its remaining iterations, and the position of its keys.
-  int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;
+  int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;  // current tile: iterations and keys
+  [[maybe_unused]] PagedKeys paged;                                // pages: replaces k_begin and batch
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: the entry after n_block; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
   auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
                         int n_block, int turn) {
     mbarrier_wait(&empty[ring.index], ring.phase ^ 1);
     mbarrier_expect_tx(&full[ring.index], sizeof slots[0]);
-    load_columns<T>(slots[ring.index], &full[ring.index], map, {k_begin, head_k, batch}, n_block, turn);
+    if constexpr (T.page_rows > 0)
+      load_paged_columns<T>(slots[ring.index], &full[ring.index], p, paged, head_k, {n_block, turn});
+    else
+      load_columns<T>(slots[ring.index], &full[ring.index], map, {k_begin, head_k, batch}, n_block, turn);
     ring.advance();
   };
   auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, n_block, 0); };
   auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, n_block, 1); };
-
-  // Loads an iteration's values, after the next iteration's keys.
   [[maybe_unused]] auto load_step = [&] {
     const int at_hand = n_block;
     if (steps > 1) {
@@ -165,6 +180,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     [[maybe_unused]] const NBlockRange n_blocks =
         T.options.block_mask ? NBlockRange() : work_n_blocks<T>(p, tile, work.index);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
+    if constexpr (T.page_rows > 0) paged = PagedKeys::of<T>(p, tile);
     if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);
       steps = *next_step;

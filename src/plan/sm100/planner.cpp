@@ -2,6 +2,7 @@
 #include "base/text.h"
 #include "plan/arch_planner.h"
 #include "plan/explain_units.h"
+#include "plan/forward.h"
 #include "plan/sm100/backward.h"
 #include "plan/sm100/forward.h"
 
@@ -12,7 +13,7 @@ class Sm100Planner final : public ArchPlanner {
  public:
   ForwardKernel select_forward(const Problem& p, const gpu::Properties& device, int pack_gqa,
                                const Tuning&) const override {
-    return select_sm100_forward(p, device, p.seqlen_q * pack_gqa);
+    return with_pages(select_sm100_forward(p, device, p.seqlen_q * pack_gqa), p);
   }
   ForwardKernel split_keys(const ForwardKernel& kernel) const override {
     Sm100ForwardConfig t = kernel.for_blackwell();

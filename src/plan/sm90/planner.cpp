@@ -2,6 +2,7 @@
 #include "base/text.h"
 #include "plan/arch_planner.h"
 #include "plan/explain_units.h"
+#include "plan/forward.h"
 #include "plan/sm90/backward.h"
 #include "plan/sm90/forward.h"
 
@@ -23,7 +24,7 @@ class Sm90Planner final : public ArchPlanner {
  public:
   ForwardKernel select_forward(const Problem& p, const gpu::Properties&, int pack_gqa,
                                const Tuning& tuning) const override {
-    return select_sm90_forward(p, pack_gqa, tuning.sm90);
+    return with_pages(select_sm90_forward(p, pack_gqa, tuning.sm90), p);
   }
   ForwardKernel split_keys(const ForwardKernel& kernel) const override {
     Sm90ForwardConfig t = kernel.for_hopper();

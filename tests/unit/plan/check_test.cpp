@@ -70,7 +70,12 @@ TEST(PlanCheck, Options) {
   };
   refused(spoilt([](Problem& p) { p.dtype = DType::f32; }), "q.dtype (float32) must be bfloat16 or float16");
   refused(spoilt([](Problem& p) { p.dtype = DType::f64; }), "q.dtype (float64) must be bfloat16 or float16");
-  refused(spoilt([](Problem& p) { p.page_table.present = true; }), "page_table must be NULL");
+  refused(spoilt([](Problem& p) { p.page_table.present = true, p.page_table.page_size = 24; }),
+          "k.page_size (24) must be a multiple of 16 on a GPU");
+  refused(spoilt([](Problem& p) { p.page_table = {.batch = int64_t{1} << 31, .page_size = 16, .present = true}; }),
+          "page_table.strides[0] (2147483648) must be below 2^31 on a GPU");
+  refused(spoilt([](Problem& p) { p.page_table = {.page_size = 16, .present = true}, p.pass = TANDEM_BACKWARD; }),
+          "page_table must be NULL in the backward");
   refused(spoilt([](Problem& p) { p.num_splits = 2, p.batch_invariant = true; }),
           "num_splits (2) must be 0 or 1 with batch_invariant");
 }

@@ -122,6 +122,10 @@ TEST(Accepted, PagedProblem) {
   EXPECT_EQ(p.page_table.page_size, 4);
   EXPECT_EQ(p.page_table.pages, 6);
   EXPECT_EQ(sequence_of(p, 1).k_len, 9);
+
+  call.args.max_seqlen_k = 10;
+  ASSERT_TRUE(call.make(&p).ok()) << call.refusal();
+  EXPECT_EQ(p.seqlen_k, 10);
 }
 
 TEST(Accepted, Window) {

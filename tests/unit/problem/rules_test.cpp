@@ -327,6 +327,20 @@ const Rule rules[] = {
     {"PageBeyond", paged, forward, [](Call& c) { c.page_table.ints()[4] = 6; },
      {"page_table[1, 1] (6) must be at least 0 and below k.pages (6)"}},
     {"PageNegative", paged, forward, [](Call& c) { c.page_table.ints()[0] = -1; }, {"page_table[0, 0] (-1)"}},
+    {"PageBeforeWindow", paged, forward,
+     [](Call& c) {
+       c.args.window = TANDEM_WINDOW_LEFT;
+       c.args.window_left = 1;
+       c.seqused_k.make({5, 9});
+       c.page_table.ints()[3] = 77;  // keys 0 to 3, before the first visible key
+       c.page_table.ints()[4] = 77;
+     },
+     {"page_table[1, 1] (77) must be at least 0 and below k.pages (6)"}},
+    {"PagesLongest", paged, forward, [](Call& c) { c.args.max_seqlen_k = 8; },
+     {"seqused_k[1] (9) must be 0 to 8"}},
+    {"PagesLongestUnused", paged, forward,
+     [](Call& c) { c.args.seqused_k = nullptr, c.args.max_seqlen_k = 11, c.page_table.ints()[2] = 0; },
+     {"max_seqlen_k (11) must be at least seqlen (12)"}},
     {"PagesUsed", paged, forward, [](Call& c) { c.seqused_k.make({5, 13}); }, {"seqused_k[1] (13) must be 0 to 12"}},
     {"PagesOverflow", paged, forward,
      [](Call& c) {

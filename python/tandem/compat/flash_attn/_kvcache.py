@@ -14,14 +14,29 @@ from tandem.compat.flash_attn.layers.rotary import rotate
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
 
 
+class Pages(NamedTuple):
+    """The table of a cache in pages, (batch, max_pages) int32, and the name of its argument."""
+
+    table: torch.Tensor
+    name: str
+
+
 class Cache(NamedTuple):
-    """Keys and values, (batch_cache, seqlen_cache, heads_k, head_dim), and the part of them that a call reads."""
+    """Keys and values, (batch_cache, seqlen_cache, heads_k, head_dim), and the part of them that a call reads.
+
+    With pages, k and v are (pages, page_size, heads_k, head_dim).
+    """
 
     k: torch.Tensor
     v: torch.Tensor
     seqlens: Any = None  # an int, or (batch) int32: the cached keys; None: all
     batch_idx: torch.Tensor | None = None  # (batch) int32: the row of the cache; None: row b
     leftpad: torch.Tensor | None = None  # (batch) int32: the place of the first key; None: 0
+    pages: Pages | None = None
+
+    def capacity(self) -> int:
+        """Returns the places of a sequence."""
+        return self.k.shape[1] * (1 if self.pages is None else self.pages.table.shape[1])
 
 
 class Rotary(NamedTuple):
@@ -34,13 +49,19 @@ class Rotary(NamedTuple):
     seqlens: torch.Tensor | None = None  # (batch) int32: the first new key; None: Cache.seqlens
 
 
-def refuse_pages(name: str, table: torch.Tensor | None) -> None:
-    """Refuses a cache in pages, before any write."""
-    if table is not None:
-        raise tandem.Unsupported(
-            f"{name} is given, but a cache in pages is not served: pass k_cache and v_cache as "
-            f"(batch, seqlen, heads_k, head_dim), and omit {name}"
+def pages_of(name: str, table: torch.Tensor | None, **refused: torch.Tensor | None) -> Pages | None:
+    """Returns the pages of a call. refused: arguments that must be None with pages."""
+    if table is None:
+        return None
+    is_tensor(table, name)
+    if table.dtype != torch.int32 or table.dim() != 2:
+        raise ValueError(
+            f"{name} ({table.dtype}, shape {tuple(table.shape)}) must be int32, of shape (batch, max_pages): convert it"
         )
+    for other, value in refused.items():
+        if value is not None:
+            raise tandem.Unsupported(f"{other} must be None with {name}: select rows of {name} instead")
+    return Pages(table, name)
 
 
 @torch.no_grad()
@@ -73,14 +94,32 @@ def append_and_attend(
 
     tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
     if k is not None:
-        in_words(_NAMES, tandem.check, "forward", *tensors, **arguments)
-        sequence, place = places(k, cu_seqlens_k_new)
-        row = sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]
-        place = place + cache.seqlens.long()[sequence]
+        in_words(_names(cache), tandem.check, "forward", *tensors, **arguments)
+        row, place = _new_places(cache, k, cu_seqlens_k_new)
         cache.k[row, place], cache.v[row, place] = k, v
         if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # True for copies of the old cache
             tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
-    return unsort(*in_words(_NAMES, tandem.attention, *tensors, return_lse=True, **arguments))
+    return unsort(*in_words(_names(cache), tandem.attention, *tensors, return_lse=True, **arguments))
+
+
+def _names(cache):
+    return _NAMES if cache.pages is None else {**_NAMES, "page_table": cache.pages.name}
+
+
+def _new_places(cache, k, cu_seqlens_k_new):
+    """Returns the row of the cache (with pages: the page) and the place in it of each new key."""
+    sequence, place = places(k, cu_seqlens_k_new)
+    place = place + cache.seqlens.long()[sequence]
+    if cache.pages is None:
+        return (sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]), place
+    table, name = cache.pages
+    page = table.long()[sequence, place // cache.k.shape[1]]
+    if page.numel() and not page.is_cuda and not 0 <= int(page.min()) <= int(page.max()) < cache.k.shape[0]:
+        raise ValueError(
+            f"{name} (pages {int(page.min())} to {int(page.max())} of the new keys) must name pages of the cache, 0 to "
+            f"{cache.k.shape[0] - 1}: give new keys pages before the call"
+        )
+    return page, place % cache.k.shape[1]
 
 
 def _call(cache, q, used, cu_seqlens_q, options):
@@ -89,6 +128,11 @@ def _call(cache, q, used, cu_seqlens_q, options):
     If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor. Each
     sequence then begins at its first key and has its used length, and sequences are sorted by the cache's rows.
     """
+    if cache.pages is not None:
+        arguments = {**options, "seqused_k": used, "page_table": cache.pages.table}
+        if cu_seqlens_q is not None:
+            arguments.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=q.shape[0])
+        return (q, cache.k, cache.v), arguments, lambda out, lse: (out, lse)
     if cache.batch_idx is None and cache.leftpad is None and cu_seqlens_q is None:
         batch = q.shape[0]
         return (q, cache.k[:batch], cache.v[:batch]), {**options, "seqused_k": used}, lambda out, lse: (out, lse)
@@ -203,7 +247,7 @@ def _checked(cache, q, batch, cu_seqlens_q):
             f"q's batch ({batch}) must be at least 1 and at most k_cache's ({k.shape[0]}): pass cache_batch_idx if "
             "sequences share a row of the cache"
         )
-    seqlens = k.shape[1] if cache.seqlens is None else cache.seqlens
+    seqlens = cache.capacity() if cache.seqlens is None else cache.seqlens
     if k.device != q.device or v.device != q.device:
         raise ValueError(
             f"q, k_cache and v_cache (on {q.device}, {k.device} and {v.device}) must be on one device: move them there"
@@ -263,7 +307,7 @@ def _check_values(cache, used):
     checked, because reading them waits for the GPU, which a CUDA graph forbids."""
     if used.is_cuda:
         return
-    rows, seqlen = cache.k.shape[:2]
+    rows, seqlen = cache.k.shape[0], cache.capacity()
     if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
         raise ValueError(
             f"cache_seqlens ({int(cache.seqlens.min())} to {int(cache.seqlens.max())}) must be at least 0 and, with "

@@ -222,12 +222,14 @@ def flash_attn_with_kvcache(
     cache_leftpad : (batch) int32, position of each row's first key.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2). k is rotated by its position in the cache, q by cache_seqlens
         + i if causal or windowed, else by cache_seqlens.
-    block_table : refused.
+    block_table : (batch, max_pages) int32; the caches are then (pages, page_size, heads_k, head_dim), without
+        cache_batch_idx and cache_leftpad.
     Returns out, like q, or (out, softmax_lse). A refused call writes nothing.
     """
-    _kvcache.refuse_pages("block_table", block_table)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
+    pages = _kvcache.pages_of("block_table", block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    cache = _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, pages)
     options = {
         "softmax_scale": softmax_scale,
         "causal": causal,
@@ -237,9 +239,9 @@ def flash_attn_with_kvcache(
         "num_splits": splits(num_splits),
     }
     # A window that covers the whole cache is dropped, and then every query has the same place.
-    local = any(bound is not None and bound < k_cache.shape[1] for bound in options["window"] or ())
+    local = any(bound is not None and bound < cache.capacity() for bound in options["window"] or ())
     out, lse = _kvcache.append_and_attend(
-        _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad),
+        cache,
         q,
         k,
         v,

@@ -231,9 +231,8 @@ def reference(case, t):
         if "page_table" in t:
             used = int(t["seqused_k"][b])
             pages = t["page_table"][b][: -(-used // t["k"].shape[1])].astype(int)
-            unused = (pages < 0) | (pages >= len(t["k"]))  # before all visible keys
-            pages = np.where(unused, 0, pages)
-            k_b, v_b = (np.where(unused[:, None, None, None], 0, t[x][pages]) for x in "kv")
+            pages = np.where((pages < 0) | (pages >= len(t["k"])), 0, pages)  # before all visible keys
+            k_b, v_b = (np.nan_to_num(t[x][pages]) for x in "kv")  # unused pages are poison
             k_b, v_b = (x.reshape(len(pages) * x.shape[1], *x.shape[2:]) for x in (k_b, v_b))
         elif packed:
             k_b, v_b = (t[x][slice(*t["cu_seqlens_k"][b : b + 2].astype(int))] for x in "kv")

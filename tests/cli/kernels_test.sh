@@ -89,7 +89,7 @@ listed=$(grep -c sm_90a output)
 expect 0 ": was there, read in " cache warm --presets
 grep -q ": compiled" output && fail "the presets were compiled twice"
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
-expect 0 "backward_bf16_d64_128x128x3x2_m_split: compiled in " cache warm --backward
+expect 0 "backward_bf16_d64_128x128x3x2_dq_split: compiled in " cache warm --backward
 grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
 expect 0 "backward_bf16_d256_128x128_apart3" cache warm --presets --backward --device vgpu:b200
 expect 0 "backward_bf16_d64_128x128x" cache list

@@ -83,6 +83,18 @@ std::unique_ptr<gpu::Device> Subject::open(vgpu::Options options) const {
   return device;
 }
 
+namespace {
+
+// Small problems have several chunks of dS, and splits of the keys only by num_splits.
+plan::Tuning small_problems() {
+  plan::Tuning tuning;
+  tuning.sm90.backward.min_ds_bytes = 0;
+  tuning.sm90.forward_order.worth = tuning.sm100.forward_order.worth = 0;
+  return tuning;
+}
+
+}  // namespace
+
 Subject::Subject(std::string flags, int blocks, std::string device)
     : device_(std::move(device)),
       case_(from_flags("--gradients none --align 8 " + flags)),
@@ -93,7 +105,7 @@ Subject::Subject(std::string flags, int blocks, std::string device)
   const std::unique_ptr<gpu::Device> opened = open({});
   const Problem problem = of_call.problem(pass_, &outputs);
   require(plan::check(problem, opened->properties()));
-  plan_ = plan::make_plan(problem, opened->properties());
+  plan_ = plan::make_plan(problem, opened->properties(), small_problems());
   for (plan::PlannedLaunch& launch : plan_.launches) {
     // With cluster launch control the grid has one block per tile.
     if (launch.kernel == 0 && launch.entry == plan::EntryId::main &&

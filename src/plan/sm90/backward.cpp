@@ -163,8 +163,9 @@ int count_head_splits(const Problem& p, const ChunkSizes& chunk) {
   return static_cast<int>(p.group() / chunk.tile_heads);
 }
 
-// Sets the kernel, its parts and its chunk of dS.
-void select_kernel(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
+}  // namespace
+
+void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
   Sm90BackwardConfig t;
   set_head_dims(pad_head_dim(p.head_dim), pad_head_dim(p.head_dim_v), &t);
   const bool is_wide = t.head_dim > 128 || t.head_dim_v > 128;
@@ -203,12 +204,6 @@ void select_kernel(const Problem& p, const Sm90BackwardTuning& tuning, BackwardS
   if (!t.dq_split) return;
   schedule->dq_split_n_blocks = static_cast<int>(ceil_div(n_blocks, parts.dq_splits));
   schedule->dq_splits = static_cast<int>(ceil_div(n_blocks, int64_t{schedule->dq_split_n_blocks}));
-}
-
-}  // namespace
-
-void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, BackwardSchedule* schedule) {
-  select_kernel(p, tuning, schedule);
 }
 
 void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {

@@ -12,10 +12,10 @@ namespace {
 struct HeadShare {
   FixedVector<HeadRun, 3> runs;
 
-  int64_t q_begin() const { return runs.size() > 0 ? runs[0].q_begin : 0; }
-  int64_t k_begin() const { return runs.size() > 0 ? runs[0].k_begin : 0; }
-  int64_t q_heads() const { return runs.size() > 0 ? runs[runs.size() - 1].q_end - q_begin() : 0; }
-  int64_t k_heads() const { return runs.size() > 0 ? runs[runs.size() - 1].k_end - k_begin() : 0; }
+  int64_t q_begin() const { return !runs.empty() ? runs[0].q_begin : 0; }
+  int64_t k_begin() const { return !runs.empty() ? runs[0].k_begin : 0; }
+  int64_t q_heads() const { return !runs.empty() ? runs[runs.size() - 1].q_end - q_begin() : 0; }
+  int64_t k_heads() const { return !runs.empty() ? runs[runs.size() - 1].k_end - k_begin() : 0; }
 };
 
 // With chunks a rank has whole groups, because dk and dv sum over the heads of a group inside the engine.

@@ -88,9 +88,9 @@ class DenseArgs {
     sizes[0] = 1;
     sizes[4] = 0;
     int64_t compact = 1;
-    for (int n = ndim; n > 0; --n) {
-      sizes[static_cast<size_t>(n)] = tensor->shape[n - 1];
-      sizes[static_cast<size_t>(n + 4)] = tensor->strides != nullptr ? tensor->strides[n - 1] : compact;
+    for (auto n = static_cast<size_t>(ndim); n > 0; --n) {
+      sizes[n] = tensor->shape[n - 1];
+      sizes[n + 4] = tensor->strides != nullptr ? tensor->strides[n - 1] : compact;
       compact *= tensor->shape[n - 1];
     }
     dense.ndim = ndim + 1;

@@ -18,6 +18,18 @@ namespace tandem::test {
 const Gpus& the_gpus();
 inline const std::shared_ptr<const Gpu>& the_gpu() { return the_gpus().front(); }
 
+// Plans use these constants during its lifetime.
+class ForcedTuning {
+ public:
+  explicit ForcedTuning(const plan::Tuning& tuning) {
+    for (const auto& gpu : the_gpus()) gpu->set_tuning(tuning);
+  }
+  ForcedTuning(const ForcedTuning&) = delete;
+  ~ForcedTuning() {
+    for (const auto& gpu : the_gpus()) gpu->set_tuning(plan::kTuning);
+  }
+};
+
 // Flags that every case here has, so that a GPU supports it: only a forward, in multiples of 16 bytes. Packed cases
 // state their longest sequence, because only a virtual GPU can read lengths.
 inline const std::string kServed = "--gradients none --align 8 --max-seqlen 0 ";

@@ -11,22 +11,10 @@ namespace {
 
 using Schedule = Sm90BackwardConfig::Schedule;
 
-// Plans use these constants during its lifetime.
-class Forced {
- public:
-  explicit Forced(const plan::Tuning& tuning) {
-    for (const auto& gpu : the_gpus()) gpu->set_tuning(tuning);
-  }
-  Forced(const Forced&) = delete;
-  ~Forced() {
-    for (const auto& gpu : the_gpus()) gpu->set_tuning(plan::kTuning);
-  }
-};
-
 bool is_hopper() { return the_gpu()->device().properties().compute_major == 9; }
 
 void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>& cases) {
-  const Forced forced(tuning);
+  const ForcedTuning forced(tuning);
   std::vector<CheckedCase> checked;
   for (const std::string& flags : cases) checked.emplace_back(flags);
   expect_all_good(checked);

@@ -15,7 +15,7 @@ mv "$work/first" "$work/prefix" # an installed folder may be moved
 prefix=$work/prefix
 for file in lib/libtandem.so lib/libtandem.so.0 "lib/libtandem.so.$version" lib/libtandem_vgpu.so.0 \
   "lib/libtandem_vgpu.so.$version" lib/tandem/virtual_cuda/libcuda.so.1 lib/tandem/virtual_cuda/libcudart.so.13 \
-  share/doc/tandem/LICENSE share/tandem/minilm/passage.safetensors lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp bin/tandem; do
+  share/doc/tandem/LICENSE share/tandem/minilm/passage.safetensors lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp include/tandem/context_parallel.h include/tandem/context_parallel.hpp bin/tandem; do
   found=$(find "$prefix" -path "$prefix/${file%%/*}*/${file##*/}" | head -n 1)
   [ -n "$found" ] || fail "$file was not installed"
 done
@@ -24,16 +24,18 @@ export PKG_CONFIG_PATH="${library%/*}/pkgconfig"
 
 others=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -v '^tandem_' || true)
 [ -z "$others" ] || fail "the library exports more than tandem_*: $others"
-declared=$(grep -oE '^TANDEM_API [^;(]*\(' "$source/include/tandem/tandem.h" | grep -oE 'tandem_[a-z_]+\($' | tr -d '(' | sort)
+declared=$(grep -ohE '^TANDEM_API [^;(]*\(' "$source"/include/tandem/*.h | grep -oE 'tandem_[a-z_]+\($' | tr -d '(' | sort)
 exported=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sort)
 [ "$declared" = "$exported" ] || fail "declared and exported differ: $(diff <(echo "$declared") <(echo "$exported"))"
 objdump -p "$library" | grep 'SONAME *libtandem.so.0$' >/dev/null || fail "the soname is not libtandem.so.0"
 
-# The C header compiles alone in C11 and C++, without warnings.
-echo '#include "tandem/tandem.h"' >"$work/alone.c"
+# Each C header compiles alone in C11 and C++, without warnings.
 strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include")
-"$cc" -std=c11 "${strict[@]}" "$work/alone.c"
-"$cxx" -std=c++11 "${strict[@]}" -x c++ "$work/alone.c"
+for header in tandem context_parallel; do
+  echo "#include \"tandem/$header.h\"" >"$work/alone.c"
+  "$cc" -std=c11 "${strict[@]}" "$work/alone.c"
+  "$cxx" -std=c++11 "${strict[@]}" -x c++ "$work/alone.c"
+done
 
 for language in c cpp; do
   cp -r "$source/examples/$language" "$work/$language"

@@ -143,9 +143,9 @@ class Shards {
 }  // namespace
 
 std::string Division::text() const {
-  constexpr const char* kExecutions[] = {"gather", "ring", "heads"};
-  return std::to_string(ranks) + " ranks, layout " + std::to_string(layout) + ", " + kExecutions[execution] +
-         ", chunk " + std::to_string(chunk);
+  constexpr const char* kNames[] = {"gather", "ring", "heads"};
+  return std::to_string(ranks) + " ranks, layout " + std::to_string(layout) + ", " + kNames[execution] + ", chunk " +
+         std::to_string(chunk);
 }
 
 CpPlan plan_of(const Problem& p, const Division& division) {

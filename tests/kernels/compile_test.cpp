@@ -7,7 +7,9 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "jit/compiler.h"
 #include "plan/forward.h"
@@ -95,15 +97,20 @@ std::vector<Choice> pairwise_choices() {
   return chosen;
 }
 
-// Returns the distinct kernels of the plans of these problems.
+// Returns the distinct kernels of the plans of these problems. The first and last kernels of a backward hardly depend
+// on options, so one for each pair of head dimensions suffices.
 std::vector<plan::PlannedKernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
                                             Problem (*of)(const Choice&)) {
   std::map<std::string, plan::PlannedKernel> kernels;
+  std::set<std::pair<int64_t, int64_t>> ends;
   for (const Choice& choice : choices) {
     const Problem problem = of(choice);
     if (!plan::check(problem, device).ok()) continue;
     const plan::Plan plan = plan::make_plan(problem, device);
-    for (const plan::PlannedKernel& kernel : plan.kernels) kernels.emplace(plan::name_of(kernel), kernel);
+    for (const plan::PlannedKernel& kernel : plan.kernels) {
+      if (kernel.unit == plan::Unit::prepost && !ends.emplace(problem.head_dim, problem.head_dim_v).second) continue;
+      kernels.emplace(plan::name_of(kernel), kernel);
+    }
   }
   std::vector<plan::PlannedKernel> list;
   for (const auto& [name, kernel] : kernels) list.push_back(kernel);

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <set>
+#include <utility>
 
 #include "support/random.h"
 
@@ -35,21 +36,39 @@ std::set<Pair> all_pairs(std::span<const int> choices) {
 
 }  // namespace
 
-// Greedy: selects the best of some random combinations.
+// Greedy: selects the best of some random combinations, of which each value was exchanged while that covers more pairs.
 std::vector<std::vector<int>> pairwise(std::span<const int> choices) {
   std::set<Pair> open = all_pairs(choices);
   Random random(1);
   std::vector<std::vector<int>> chosen;
+  const auto covered = [&open](const std::vector<int>& c) {
+    int count = 0;
+    each_pair(c, [&](const Pair& pair) { count += open.contains(pair); });
+    return count;
+  };
   while (!open.empty()) {
     std::vector<int> best;
     int most = -1;
-    for (int n = 0; n < 200; ++n) {
+    for (int n = 0; n < 20; ++n) {
       std::vector<int> c;
       for (const int count : choices) c.push_back(static_cast<int>(random.between(0, count - 1)));
       const Pair& first = *open.begin();  // so that every choice covers at least one pair
       c[first.a] = first.x, c[first.b] = first.y;
-      int closed = 0;
-      each_pair(c, [&](const Pair& pair) { closed += open.contains(pair); });
+      int closed = covered(c);
+      for (bool improved = true; improved;) {
+        improved = false;
+        for (size_t option = 0; option < c.size(); ++option) {
+          if (option == first.a || option == first.b) continue;
+          for (int value = 0; value < choices[option]; ++value) {
+            const int before = std::exchange(c[option], value), count = covered(c);
+            if (count > closed) {
+              closed = count, improved = true;
+            } else {
+              c[option] = before;
+            }
+          }
+        }
+      }
       if (closed > most) most = closed, best = c;
     }
     each_pair(best, [&](const Pair& pair) { open.erase(pair); });

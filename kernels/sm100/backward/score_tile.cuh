@@ -141,7 +141,8 @@ struct ScoreTile {
       keep_mask = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
     // ptxas computes addresses of a bias early, up to the next branch. With these options the registers would spill.
-    constexpr bool kBranches = T.options.bias != Bias::none && (T.options.softcap || T.options.dropout);
+    constexpr bool kBranches =
+        T.options.bias != Bias::none && (T.options.softcap || T.options.dropout || T.options.alibi);
     constexpr int kAtOnce = kBranches ? kChunk / 2 : kChunk;
 #pragma unroll
     for (int first = 0; first < kChunk; first += kAtOnce) {

@@ -17,6 +17,7 @@ from engine_steps import BLOCK, CONTEXT, DIM, HEADS, HEADS_K, NEW, Step, int32  
 
 import tandem  # noqa: E402
 import tandem.vllm as ours  # noqa: E402
+from tandem.vllm import flash_attn_interface as interface  # noqa: E402
 
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.0])
@@ -227,6 +228,14 @@ def test_cache_write_refuses_before_it_writes(random):
         assert step.kv_cache.isnan().all()
     ours.reshape_and_cache_flash(key, value, *caches, torch.full_like(slots, -1), "auto", SCALE, SCALE)
     assert step.kv_cache.isnan().all()
+
+
+@pytest.mark.parametrize("slots", [[-1, 3, -1, 7], [5, 6], [-1, -2]])
+def test_writes_that_do_not_wait_for_a_gpu(slots):
+    slots = torch.tensor(slots)
+    index, any_slot = interface._with_repeats(slots)
+    assert bool(any_slot) == bool((slots >= 0).any()) and set(slots[index].tolist()) >= set(slots[slots >= 0].tolist())
+    assert not any_slot or (slots[index] >= 0).all()
 
 
 def test_versions():

@@ -159,24 +159,30 @@ def reshape_and_cache_flash(
     if slot_mapping.dtype != torch.int64:
         raise ValueError(f"slot_mapping ({slot_mapping.dtype}) must be int64: convert it")
     slot = slot_mapping.flatten()
+    if tokens == 0:
+        return
     if slot.is_cuda:
-        # A skipped token repeats the write of the first token that has a slot.
-        first = (slot >= 0).int().argmax()
-        index = torch.where(slot >= 0, torch.arange(tokens, device=slot.device), first)
-        slot, any_slot = slot[index].clamp(min=0), slot[first] >= 0
+        index, any_slot = _with_repeats(slot)
     else:
-        index = (slot >= 0).nonzero().flatten()
-        slot, any_slot = slot[index], True
-        if slot.numel() and int(slot.max()) >= blocks * size:
+        index, any_slot = (slot >= 0).nonzero().flatten(), None
+        if int(slot.max()) >= blocks * size:
             raise ValueError(
                 f"slot_mapping (up to {int(slot.max())}) must be below the cache's {blocks * size} slots: correct it"
             )
-    if tokens == 0:
-        return
+    slot = slot[index].clamp(min=0)
     place = slot // size, slot % size
     for x, cache in ((key, key_cache), (value, value_cache)):
         new = x[:tokens][index]
-        cache[place] = new if any_slot is True else torch.where(any_slot, new, cache[place])
+        cache[place] = new if any_slot is None else torch.where(any_slot, new, cache[place])
+
+
+def _with_repeats(slot):
+    """Returns for each token the token that it writes, and whether a token has a slot, without a wait for the GPU.
+
+    A skipped token repeats the write of the first token that has a slot.
+    """
+    first = (slot >= 0).int().argmax()
+    return torch.where(slot >= 0, torch.arange(slot.numel(), device=slot.device), first), slot[first] >= 0
 
 
 def get_scheduler_metadata(

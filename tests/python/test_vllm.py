@@ -4,6 +4,9 @@ The signatures are recorded in engine_signatures.json. If a machine has vLLM's P
 record is compared with them, and the backend runs on vLLM's classes instead of on vllm_stand_in.py's.
 """
 
+import importlib
+import pathlib
+import re
 import sys
 from types import SimpleNamespace
 
@@ -277,6 +280,12 @@ def test_registration(backend):
     ours.register()
     ours.register()
     assert AttentionBackendEnum["TANDEM"].get_path() == "tandem.compat.vllm.backend.TandemAttentionBackend"
+
+
+def test_the_entry_point_names_the_registration():
+    text = (pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text()
+    module, _, name = re.search(r'general_plugins"\]\ntandem = "(.+)"', text)[1].partition(":")
+    assert getattr(importlib.import_module(module), name) is ours.register
 
 
 def test_signatures_of_the_backend(backend):

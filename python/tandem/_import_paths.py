@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODULES = ("fa3", "fa4", "flash_attn", "flex", "patch", "sdpa", "torch_sdpa", "transformers")
+MODULES = ("fa3", "fa4", "flash_attn", "flex", "patch", "sdpa", "sglang", "torch_sdpa", "transformers", "vllm")
 
 
 def _target(name: str) -> str:

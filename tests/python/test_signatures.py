@@ -69,13 +69,15 @@ FA4_MIDDLE = (
 FA4 = {
     "flash_attn_func": (
         f"(q, k, v, qv=None, gather_kv_indices=None, {FA4_MIDDLE}, aux_tensors=None, aux_scalars=None, "
-        "block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False)"
+        "block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False, gather_bwd_recompute_p=False, "
+        "gather_bwd_token_chunk=None)"
     ),
     "flash_attn_varlen_func": (
         "(q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
         "min_seqlen_k=None, seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, "
         f"{FA4_MIDDLE}, block_sparse_tensors=None, aux_tensors=None, aux_scalars=None, return_lse=False, "
-        "scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False)"
+        "scheduler_metadata=None, seqlen_k_per_split=None, disable_scheduler_metadata=False, "
+        "gather_bwd_recompute_p=False, gather_bwd_token_chunk=None)"
     ),
     "flash_attn_combine": (
         "(out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, "

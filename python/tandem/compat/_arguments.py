@@ -101,16 +101,15 @@ def splits(num_splits: Any) -> Any:
 def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the sequence of each of x's rows and the row's place in it:
 
-    (batch, 1) and (1, seqlen), or twice (total).
+    (batch, 1) and (1, seqlen), or twice (total). A row after the last sequence has place 0 of the last sequence.
     """
     if cu_seqlens is None:
         batch, seqlen = x.shape[:2]
         return torch.arange(batch, device=x.device)[:, None], torch.arange(seqlen, device=x.device)[None]
     starts = cu_seqlens.long()
-    sequence = torch.arange(starts.numel() - 1, device=x.device)
-    total = x.shape[0] if x.is_cuda else None  # the argument avoids a wait for the GPU
-    sequence = torch.repeat_interleave(sequence, starts.diff(), output_size=total)
-    return sequence, torch.arange(sequence.numel(), device=x.device) - starts[sequence]
+    row = torch.arange(x.shape[0], device=x.device)
+    sequence = torch.searchsorted(starts[1:], row, right=True).clamp(max=starts.numel() - 2)
+    return sequence, torch.where(row < starts[-1], row - starts[sequence], 0)
 
 
 class Refused:

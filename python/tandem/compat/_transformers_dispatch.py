@@ -203,3 +203,26 @@ def _finish(model: Any) -> None:
 def _check_first_call(model: Any, _: Any) -> None:
     _finish(model)
     check_model(model, model.config._attn_implementation)
+
+
+def serve_continuous_batching(implementation: str) -> None:
+    """Makes transformers' continuous batching keep this implementation, which transformers does not know.
+
+    Versions without that check are left as they are: their attention functions receive the paged cache, which
+    tandem_attention refuses.
+    """
+    try:
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+    except ImportError:
+        return
+    switch = getattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", None)
+    if switch is None or getattr(switch, "_keeps_implementation", False):
+        return
+
+    @functools.wraps(switch)
+    def switch_to_cb_friendly_attn(self: Any, model: Any, *arguments: Any, **options: Any) -> None:
+        if model.config._attn_implementation != implementation:
+            switch(self, model, *arguments, **options)
+
+    switch_to_cb_friendly_attn._keeps_implementation = True
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = switch_to_cb_friendly_attn

@@ -193,17 +193,18 @@ def flash_attn_with_kvcache(
     q (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q; k and v (batch, seqlen_new,
     heads_k, head_dim), or (total_new, ...) with cu_seqlens_k_new. rotary_seqlens (batch, int32) takes the place of
     cache_seqlens for the rotation. With page_table (batch, max_pages, int32) the caches are (pages, page_size, heads_k,
-    head_dim), without cache_batch_idx and cache_leftpad. Nothing is written when a call is refused.
+    head_dim). cache_batch_idx then selects rows of page_table, and cache_leftpad costs a copy of the pages. Nothing is
+    written when a call is refused.
     Returns out, like q, or (out, softmax_lse, out_accum, softmax_lse_accum); the last two, which hold the parts of a
     split call in FlashAttention-3, are empty.
     """
     _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
-    pages = _kvcache.pages_of("page_table", page_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad)
+    pages = _kvcache.pages_of("page_table", page_table)
     cache = _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, pages)
     options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
-    options.update(alibi_slopes=None, num_splits=splits(num_splits))
+    options.update(alibi_slopes=None, num_splits=splits(num_splits), max_seqlen_q=max_seqlen_q)
     # A window that hides nothing is dropped, so that every query has the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)

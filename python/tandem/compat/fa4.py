@@ -14,7 +14,7 @@ Shapes and rules equal tandem.flash_attn's, with these differences.
   are traced as tandem.flex_attention's. Float aux_tensors have a gradient, and score_mod_bwd is not needed.
 - block_sparse_tensors of flash_attn_func are lists of blocks that are visible, in part or whole, with their
   block_size. block_sparse_tensors_bwd is not read.
-- Functions that call cutlass, gather_kv_indices and qv are refused.
+- Functions that call cutlass, gather_kv_indices with its gather_bwd_ arguments, and qv are refused.
 
 T. Zadouri et al. FlashAttention-4: Algorithm and Kernel Pipelining Co-Design for Asymmetric Hardware Scaling.
 arXiv 2603.05451.
@@ -60,12 +60,19 @@ def flash_attn_func(
     block_sparse_tensors=None,
     block_sparse_tensors_bwd=None,
     return_lse=False,
+    gather_bwd_recompute_p=False,
+    gather_bwd_token_chunk=None,
 ):
     """Attention of q (batch, seqlen_q, heads, head_dim) to k and v (batch, seqlen_k, heads_k, head_dim or head_dim_v).
 
     Returns (out, lse).
     """
-    _refuse(qv=qv, gather_kv_indices=gather_kv_indices)
+    _refuse(
+        qv=qv,
+        gather_kv_indices=gather_kv_indices,
+        gather_bwd_recompute_p=gather_bwd_recompute_p or None,
+        gather_bwd_token_chunk=gather_bwd_token_chunk,
+    )
     if block_sparse_tensors is None:
         _refuse(block_sparse_tensors_bwd=block_sparse_tensors_bwd)
     is_tensor(q, "q")
@@ -108,6 +115,8 @@ def flash_attn_varlen_func(
     scheduler_metadata=None,
     seqlen_k_per_split=None,
     disable_scheduler_metadata=False,
+    gather_bwd_recompute_p=False,
+    gather_bwd_token_chunk=None,
 ):
     """Attention of sequences of different lengths. q is packed or dense, and so are k and v.
 
@@ -122,6 +131,8 @@ def flash_attn_varlen_func(
         qv=qv,
         gather_kv_indices=gather_kv_indices,
         block_sparse_tensors=block_sparse_tensors,
+        gather_bwd_recompute_p=gather_bwd_recompute_p or None,
+        gather_bwd_token_chunk=gather_bwd_token_chunk,
     )
     is_tensor(q, "q")
     options = _options(softmax_scale, causal, window_size, learnable_sink, softcap, splits(num_splits), deterministic)
@@ -133,22 +144,8 @@ def flash_attn_varlen_func(
         max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
         max_seqlen_k=_longest(k, cu_seqlens_k, max_seqlen_k),
     )
-    dense_q = None
-    # tandem.attention requires both or none
-    if page_table is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):
-        if cu_seqlens_q is None:
-            dense_q = q.shape[:2]
-            q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
-        else:
-            v, _ = _pack(v)
-            k, cu_seqlens_k, options["max_seqlen_k"] = *_pack(k), k.shape[1]
-    options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    options.update(_mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_q, cu_seqlens_k))
-    out, lse = _attend(q, k, v, options, return_lse)
-    if dense_q is not None:
-        out = out.unflatten(0, dense_q)
-        lse = None if lse is None else lse.unflatten(1, dense_q).transpose(0, 1)
-    return out, lse
+    mods = (q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap)
+    return _attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_lse)
 
 
 def flash_attn_combine(
@@ -209,6 +206,30 @@ def get_scheduler_metadata(
 ):
     """An empty plan for flash_attn_varlen_func's scheduler_metadata: Tandem plans nothing ahead."""
     return SchedulerMetadata()
+
+
+def _attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_lse):
+    """Returns (out, lse) of packed or dense q and k. options: tandem.attention's without cu_seqlens; mods: the first
+    arguments of _mods.
+    """
+    dense_q = None
+    # tandem.attention requires both or none
+    if options["page_table"] is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        if cu_seqlens_q is None:
+            dense_q = q.shape[:2]
+            q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
+        else:
+            v, _ = _pack(v)
+            k, cu_seqlens_k, options["max_seqlen_k"] = *_pack(k), k.shape[1]
+    options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    options.update(_mods(*mods, cu_seqlens_q, cu_seqlens_k))
+    if dense_q is not None and options.get("out") is not None:
+        options["out"] = options["out"].view(-1, *options["out"].shape[2:])
+    out, lse = _attend(q, k, v, options, return_lse)
+    if dense_q is not None:
+        out = out.unflatten(0, dense_q)
+        lse = None if lse is None else lse.unflatten(1, dense_q).transpose(0, 1)
+    return out, lse
 
 
 def _longest(x, cu_seqlens, max_seqlen):
@@ -307,6 +328,8 @@ def _attend(q, k, v, options, return_lse):
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and pass them without qv",
     "gather_kv_indices": "gather the keys and values beforehand",
+    "gather_bwd_recompute_p": "omit it, because gather_kv_indices is not served",
+    "gather_bwd_token_chunk": "omit it, because gather_kv_indices is not served",
     # remedies if the block mask is unsupported
     "block_sparse_tensors": "omit it, because mask_mod decides which keys a query sees",
     "block_sparse_tensors_bwd": "omit it, because mask_mod decides which keys a query sees",

@@ -10,6 +10,9 @@ name then also works wherever transformers is used underneath, as in sentence-tr
 A mask made of causality, a window, padding and packed sequences is never built. Once per forward pass such a mask
 becomes a few options of `tandem.attention`, which every layer then uses. Any other mask (prefix-LM, image tokens that
 see each other, chunks) is served as the boolean array that transformers builds for scaled_dot_product_attention.
+
+``model.generate_batch`` (continuous batching) keeps the name "tandem". The requests run as packed sequences, on keys
+and values that transformers reads from its paged cache.
 """
 
 from __future__ import annotations
@@ -290,6 +293,19 @@ def tandem_mask(
     return CompactMask((batch_size, 1, q_length, kv_length), torch.device(device), options, build)
 
 
+def _options_of_paged_cache(module: torch.nn.Module, is_causal: Optional[bool], kwargs: dict[str, Any]) -> Options:
+    """Returns the options of continuous batching, whose sequences are cut by cu_seq_lens. The last query of a sequence
+    matches the last key. A mask is not read, because it does not describe the keys of the cache.
+    """
+    if kwargs.get("block_table") is not None:
+        raise tandem.Unsupported("block_table is not served: set max_blocks_per_request=0 in ContinuousBatchingConfig")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    options: Options = {"causal": bool(causal)}
+    if kwargs.get("sliding_window"):
+        options["window"] = (kwargs["sliding_window"] - 1, 0)
+    return options
+
+
 def _with_position_bias(options: Options, mask: Optional[torch.Tensor], position_bias: torch.Tensor) -> Options:
     """Adds a float bias (batch|1, heads|1, seqlen_q|1, seqlen_k), such as T5's, to the options of a mask."""
     if "cu_seqlens_q" in options:  # a packed call accepts no bias
@@ -327,16 +343,16 @@ def tandem_attention(
     query (batch, heads_q, seqlen_q, head_dim), key and value (batch, heads_k, seqlen_k, ...), not repeated.
     attention_mask is what `tandem_mask` returned, or an array (batch|1, heads_q|1, seqlen_q|1, seqlen_k|1), boolean
     (True: visible) or additive, or a BlockMask, torch's or Tandem's. attention_mask includes
-    the window, so ``sliding_window`` is not read. Without attention_mask, is_causal decides, or else the module's
-    is_causal. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of one row into sequences,
-    unless the mask already separates the sequences.
+    the window, so ``sliding_window`` is read only for a paged cache. Without attention_mask, is_causal decides, or else
+    the module's is_causal. s_aux (heads_q) is the sink. cu_seq_lens_* (sequences + 1) cut the tokens of one row into
+    sequences, unless the mask already separates the sequences.
 
     Returns (batch, seqlen_q, heads_q, head_dim_v), and None in place of the weights, which are never stored.
     """
     if kwargs.get("cache") is not None:
         raise tandem.Unsupported(
-            'cache is paged, which attn_implementation="tandem" does not serve yet: '
-            'generate without continuous batching, or use attn_implementation="sdpa"'
+            "cache is paged, and this version of transformers passes it to the attention function, which is not "
+            'served: upgrade transformers, or use attn_implementation="sdpa"'
         )
     if kwargs.get("output_attentions"):
         logger.warning_once(
@@ -344,7 +360,9 @@ def tandem_attention(
             'set attn_implementation to "eager" for the weights.'
         )
 
-    if attention_mask is None:
+    if kwargs.get("read_index") is not None:
+        options = _options_of_paged_cache(module, is_causal, kwargs)
+    elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         # As in scaled_dot_product_attention, one query sees all keys, and the first of several queries matches the
         # first key.
@@ -368,7 +386,7 @@ def tandem_attention(
             "max_seqlen_q": query.shape[0] * query.shape[2] if max_length_q is None else int(max_length_q),
             "max_seqlen_k": key.shape[0] * key.shape[2] if max_length_k is None else int(max_length_k),
         }
-    elif attention_mask is None and kwargs.get("position_ids") is not None:
+    elif attention_mask is None and kwargs.get("position_ids") is not None and kwargs.get("read_index") is None:
         options = {**options, **_options_of_positions(module, kwargs["position_ids"], query, key)}
     if position_bias is not None and attention_mask is None and "cu_seqlens_q" in options:
         raise tandem.Unsupported(
@@ -393,3 +411,4 @@ def tandem_attention(
 AttentionInterface.register("tandem", tandem_attention)
 masking_utils.AttentionMaskInterface.register("tandem", tandem_mask)
 _transformers_dispatch.install("tandem")
+_transformers_dispatch.serve_continuous_batching("tandem")

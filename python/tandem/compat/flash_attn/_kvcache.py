@@ -78,11 +78,18 @@ def append_and_attend(
     """Returns (out, lse) after k and v were written into the cache. Refusals come before any write.
 
     q (batch, seqlen_q, heads, head_dim), or (total_q, ...) with cu_seqlens_q; k and v (batch, seqlen_new, heads_k,
-    head_dim), or (total_new, ...) with cu_seqlens_k_new. options: tandem.attention's, except lengths.
+    head_dim), or (total_new, ...) with cu_seqlens_k_new. options: tandem.attention's, with max_seqlen_q as the only
+    length. With pages, rows of q after the last sequence are not read; on the CPU they give 0 and -inf.
     """
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
-    cache = _checked(cache, q, batch, cu_seqlens_q)
-    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, batch)
+    cache = _with_selected_pages(_checked(cache, q, batch, cu_seqlens_q))
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, batch, may_have_rest=cache.pages is not None)
+    if cu_seqlens_q is not None and not q.is_cuda and int(cu_seqlens_q[-1]) < q.shape[0]:
+
+        def attend(q, options):
+            return append_and_attend(cache, q, k, v, rotary, options, cu_seqlens_q, cu_seqlens_k_new)
+
+        return _with_rest(q, options, attend, int(cu_seqlens_q[-1]))
     used = cache.seqlens
     if k is not None or v is not None:
         _check_new(cache, k, v, batch, cu_seqlens_k_new)
@@ -100,6 +107,16 @@ def append_and_attend(
         if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # True for copies of the old cache
             tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
     return unsort(*in_words(_names(cache), tandem.attention, *tensors, return_lse=True, **arguments))
+
+
+def _with_rest(q, options, attend, rows):
+    """Returns attend's (out, lse) for the first rows of q, with rows of 0 and -inf after them."""
+    target = options.get("out")
+    few, lse = attend(q[:rows], {**options, "out": None if target is None else target[:rows]})
+    out = few.new_zeros(q.shape[0], *few.shape[1:]) if target is None else target
+    if target is None:
+        out[:rows] = few
+    return out, F.pad(lse, (0, q.shape[0] - rows), value=float("-inf"))
 
 
 def _names(cache):
@@ -128,10 +145,14 @@ def _call(cache, q, used, cu_seqlens_q, options):
     If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor. Each
     sequence then begins at its first key and has its used length, and sequences are sorted by the cache's rows.
     """
+    longest = options.get("max_seqlen_q")
+    options = {name: x for name, x in options.items() if name != "max_seqlen_q"}
+    if cache.pages is not None and cache.leftpad is not None:
+        cache = _gathered(cache, used)
     if cache.pages is not None:
         arguments = {**options, "seqused_k": used, "page_table": cache.pages.table}
         if cu_seqlens_q is not None:
-            arguments.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=q.shape[0])
+            arguments.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=q.shape[0] if longest is None else longest)
         return (q, cache.k, cache.v), arguments, lambda out, lse: (out, lse)
     if cache.batch_idx is None and cache.leftpad is None and cu_seqlens_q is None:
         batch = q.shape[0]
@@ -156,8 +177,10 @@ def _call(cache, q, used, cu_seqlens_q, options):
     sort = order.argsort()[sequence].argsort(stable=True)
     lengths = sequence.bincount(minlength=batch)[order]
     slopes = options["alibi_slopes"]
+    target = options.get("out")
     arguments = {
         **options,
+        "out": None,
         "alibi_slopes": slopes[order] if slopes is not None and slopes.shape[:-1] == (batch,) else slopes,
         "cu_seqlens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),
         "cu_seqlens_k": F.pad(begin - first, (0, 1), value=k.shape[0]).int(),
@@ -169,9 +192,37 @@ def _call(cache, q, used, cu_seqlens_q, options):
     def unsort(out, lse):
         back = sort.argsort()
         out, lse = out[back].reshape(*q.shape[:-1], v.shape[-1]), lse[:, back]
+        out = out if target is None else target.copy_(out)
         return out, lse if cu_seqlens_q is not None else lse.unflatten(1, q.shape[:2]).transpose(0, 1)
 
     return (q.flatten(0, -3)[sort], k, v), arguments, unsort
+
+
+def _with_selected_pages(cache):
+    """Returns a cache in pages with the rows of its table that batch_idx names."""
+    if cache.pages is None or cache.batch_idx is None:
+        return cache
+    table, name = cache.pages
+    row = cache.batch_idx.long()
+    if not row.is_cuda and not 0 <= int(row.min()) <= int(row.max()) < table.shape[0]:
+        raise ValueError(
+            f"cache_batch_idx ({int(row.min())} to {int(row.max())}) must name rows of {name}, 0 to "
+            f"{table.shape[0] - 1}: correct the indices"
+        )
+    return cache._replace(batch_idx=None, pages=Pages(table[row], name))
+
+
+def _gathered(cache, used):
+    """Returns a cache without pages: a copy of the pages of each sequence."""
+    table, name = cache.pages
+    pages, size = cache.k.shape[:2]
+    first = torch.arange(table.shape[1], device=table.device)[None] * size
+    needed = (first + size > cache.leftpad[:, None]) & (first < used[:, None])
+    if not table.is_cuda and bool((needed & ((table < 0) | (table >= pages))).any()):
+        raise ValueError(f"{name} must name pages of the cache, 0 to {pages - 1}, for all used keys: correct the pages")
+    index = table.long().clamp(0, pages - 1)
+    k, v = (x[index].flatten(1, 2) for x in (cache.k, cache.v))
+    return cache._replace(k=k, v=v, pages=None)
 
 
 def _address(x):
@@ -242,7 +293,7 @@ def _checked(cache, q, batch, cu_seqlens_q):
     for name, x in (("k_cache", k), ("v_cache", v)):
         if x.stride(-1) != 1:
             raise ValueError(f"{name} (strides {x.stride()}) must have a contiguous last dimension: copy it")
-    if batch < 1 or (cache.batch_idx is None and batch > k.shape[0]):
+    if batch < 1 or (cache.batch_idx is None and cache.pages is None and batch > k.shape[0]):
         raise ValueError(
             f"q's batch ({batch}) must be at least 1 and at most k_cache's ({k.shape[0]}): pass cache_batch_idx if "
             "sequences share a row of the cache"
@@ -274,13 +325,15 @@ def _check_index(name, x, length):
         raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},): convert it")
 
 
-def _check_cu_seqlens(name, cu_seqlens, x, batch):
+def _check_cu_seqlens(name, cu_seqlens, x, batch, may_have_rest=False):
     if cu_seqlens is None:
         return
     _check_index(name, cu_seqlens, batch + 1)
     if cu_seqlens.is_cuda:
         return
-    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != x.shape[0] or int(cu_seqlens.diff().min()) < 0:
+    end = int(cu_seqlens[-1])
+    ends_well = end <= x.shape[0] if may_have_rest else end == x.shape[0]
+    if int(cu_seqlens[0]) != 0 or not ends_well or int(cu_seqlens.diff().min()) < 0:
         raise ValueError(
             f"{name} ({cu_seqlens.tolist()}) must begin with 0, never decrease, and end with {x.shape[0]}: pass the "
             "cumulative sums of the lengths"

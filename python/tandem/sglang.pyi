@@ -1,0 +1,1 @@
+from tandem.compat.sglang import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.vllm import *  # noqa: F403

@@ -272,12 +272,12 @@ typedef struct tandem_attention_args {
   const uint64_t* dropout_offset_ptr;
 
   /* The forward on a GPU divides the keys into this number of splits, fewer if keys are few. The splits'
-   * float32 results are merged in order. 0: chosen by the problem's sizes. Not above 1 with block lists or
-   * batch_invariant. The CPU and the backward do not read num_splits. 0..1024. */
+   * float32 results are merged in order. 0: chosen by the problem's sizes, with batch_invariant by each sequence's.
+   * Not above 1 with block lists or batch_invariant. The CPU and the backward do not read num_splits. 0..1024. */
   int32_t num_splits;
   /* Engines ignore deterministic: forward and backward are always bitwise reproducible, on the CPU and on GPUs. */
   int32_t deterministic;
-  /* Nonzero: a sequence's result depends on no other sequence of the batch. This always holds on the CPU. */
+  /* Nonzero: a sequence's result depends on that sequence alone (docs/semantics.md). This always holds on the CPU. */
   int32_t batch_invariant;
   /* Nonzero: a GPU's call synchronises and checks the index tensors. The CPU always checks index tensors. */
   int32_t validate;

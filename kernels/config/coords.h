@@ -33,10 +33,11 @@ constexpr Constant<T> constant{};
 // pack_gqa + r % pack_gqa.
 struct TileCoords {
   int m_block, head;
-  int sequence, batch;   // batch: of the tensors, 0 when packed
-  int q_begin, k_begin;  // first rows of the sequence in packed tensors
-  int q_rows;            // in memory; rows from q_len on are unused
-  int q_len, k_len;      // the used lengths
+  int sequence, batch;                    // batch: of the tensors, 0 when packed
+  int q_begin, k_begin;                   // first rows of the sequence in packed tensors
+  int q_rows;                             // in memory; rows from q_len on are unused
+  int q_len, k_len;                       // the used lengths
+  int split_row = -1, split_n_block = 0;  // T.device_splits: see ListedTile
 };
 
 // The n-th work tile: groups of heads, in a group ordered by tile. m_blocks: of one head.

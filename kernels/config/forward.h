@@ -9,6 +9,8 @@ struct alignas(64) TensorMap {
 // One entry of the tile list of a varlen problem.
 struct ListedTile {
   int sequence, m_block;  // rows [m_block * tile_m, ...) of the sequence
+  // T.device_splits: the first row of the split's results, and the split's first n_block. -1: all keys.
+  int split_row, split_n_block;
 };
 
 constexpr int kSoftcapTerms = 6, kSoftcapNearTerms = 3;  // coefficients: see apply_softcap()
@@ -33,8 +35,9 @@ struct MaxScoresParams {
 };
 constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // per CTA
 
-// Splits of the keys. The forward stores the float32 out and lse of each split in the workspace, as further sequences
-// of its result tensors. combine_splits() merges them into the following tensors. Strides are in elements.
+// Splits of the keys. With T.split_keys the forward stores the float32 out and lse of each split in the workspace, as
+// further sequences of its result tensors. combine_splits() merges them into the following tensors. Strides are in
+// elements.
 struct SplitParams {
   int count;     // splits of a sequence
   int n_blocks;  // n_blocks per split
@@ -45,6 +48,13 @@ struct SplitParams {
   long long out_batch, out_row, out_head;
   float* lse;  // or null
   long long lse_batch, lse_row, lse_head;
+
+  // T.device_splits: schedule() splits sequences of at most max_queries queries. The results are in rows of (heads_q,
+  // head_dim_v) in the workspace, one for each split and query. combine_splits() visits `queries` queries of a
+  // sequence: all that may share a tile with a split.
+  int max_queries, rows, queries;
+  int* first_rows;  // [sequence], -1: not split; null: no sequence is split
+  float *row_out, *row_lse;
 };
 constexpr int kCombineThreads = 128, kCombineColumns = 4;  // threads of a CTA, columns of a thread
 
@@ -108,7 +118,7 @@ struct ForwardParams {
   int head_dim_v;  // head_dim_v of the problem, without padding
   DropoutParams dropout;
   MaxScoresParams max_scores;  // with T.max_scores
-  SplitParams split;           // with T.split_keys
+  SplitParams split;           // with T.split_keys or T.device_splits
   PageParams pages;            // with T.page_rows
 };
 

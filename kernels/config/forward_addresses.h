@@ -25,6 +25,11 @@ TANDEM_HOST_DEVICE long long max_scores_at(const MaxScoresParams& m, const TileC
   return t.batch * m.batch + head * m.head + (t.q_begin + query) * m.row;
 }
 
+// T.device_splits: a row of a split's results. split_row: of the split's first query.
+TANDEM_HOST_DEVICE long long split_result_at(const ForwardParams& p, int split_row, int query, int head) {
+  return (static_cast<long long>(split_row) + query) * p.heads_q + head;
+}
+
 // The n-th row of combine_splits(): heads are contiguous, then rows, then sequences.
 struct SplitRow {
   int head;

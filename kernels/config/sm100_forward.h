@@ -14,6 +14,7 @@ struct Sm100ForwardConfig {
   bool f32_out = false;                  // float32 result, else the type of q
   bool max_scores = false;               // computed by another kernel: device/max_scores.cuh
   bool split_keys = false;               // float32 results of splits, merged by combine_splits()
+  bool device_splits = false;            // schedule() splits the keys of sequences with few queries
   int page_rows = 0;                     // keys of a TMA box in pages; 0: keys are not in pages
   ScoreOptions options = {};
 

@@ -56,12 +56,35 @@ TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
   return split_of_work(constant<T>, p, work);
 }
 
+// The splits of a sequence with T.device_splits: [begin, end) of all splits of its keys. The range depends on the
+// sequence's lengths only. A sequence that is not split has one.
+struct SplitRange {
+  int begin, end;
+};
+template <auto T>
+TANDEM_DEVICE SplitRange split_range(const ForwardParams& p, TileCoords sequence) {
+  if (sequence.q_len == 0 || sequence.q_len > p.split.max_queries) return {0, 1};
+  sequence.m_block = 0;
+  const NBlockRange range = n_block_range<T>(p, sequence);
+  return {range.begin / p.split.n_blocks, (range.end - 1) / p.split.n_blocks + 1};
+}
+
+// Returns true if a work tile has the first keys of its rows.
+template <auto T>
+TANDEM_DEVICE bool is_first_split(const ForwardParams& p, const TileCoords& tile, int work) {
+  if constexpr (T.device_splits) return tile.split_row < 0 || tile.split_row == p.split.first_rows[tile.sequence];
+  return split_of_work<T>(p, work) == 0;
+}
+
 // The n_blocks of a range that belong to a split. If no n_block belongs to the split, the split's first n_block
 // remains. The mask hides the keys of this n_block, because this n_block is outside the unmasked range.
 template <auto T>
-TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, int work) {
-  if constexpr (T.split_keys) {
-    const int begin = split_of_work<T>(p, work) * p.split.n_blocks;
+TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, const TileCoords& tile, int work) {
+  if constexpr (T.device_splits) {
+    if (tile.split_row < 0) return range;
+  }
+  if constexpr (T.split_keys || T.device_splits) {
+    const int begin = T.device_splits ? tile.split_n_block : split_of_work<T>(p, work) * p.split.n_blocks;
     range.end = min(range.end, begin + p.split.n_blocks);
     range.begin = max(range.begin, begin);
     if (range.begin >= range.end) range.begin = begin, range.end = begin + 1;
@@ -72,7 +95,7 @@ TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, in
 // The n_blocks of a work tile, within its split.
 template <auto T>
 TANDEM_DEVICE NBlockRange work_n_blocks(const ForwardParams& p, const TileCoords& tile, int work) {
-  return in_split<T>(p, n_block_range<T>(p, tile), work);
+  return in_split<T>(p, n_block_range<T>(p, tile), tile, work);
 }
 
 // The coordinates by which a work tile's results are stored.
@@ -90,6 +113,8 @@ TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {
     TileCoords tile = varlen_coords(p, listed_tile.sequence);
     tile.m_block = listed_tile.m_block;
     tile.head = index.head;
+    if constexpr (T.device_splits)
+      tile.split_row = listed_tile.split_row, tile.split_n_block = listed_tile.split_n_block;
     return tile;
   } else {
     return dense_coords<T>(p, n);

@@ -112,6 +112,9 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
     if (work >= listed * (p.heads_q >> log2_of(p.pack_gqa))) return;
   }
   const TileCoords tile = coords_at<T>(p, work, listed);
+  if constexpr (T.device_splits) {
+    if (!is_first_split<T>(p, tile, work)) return;  // the first split's CTA has all keys
+  }
   const int first_row = tile.m_block * T.tile_m() + block * kMaxScoresRows;
   if (first_row + warp * 16 >= tile.q_rows << log2_of(p.pack_gqa)) return;
   MaxScoresOfWarp<T> of(p, tile, first_row + warp * 16, lane);

@@ -34,14 +34,14 @@ struct Row {
 struct RowFinal {
   float inverse, lse;
 };
-// sum: of exponentials relative to row_max. used: the row is a query of the sequence. work: the index of the work tile;
-// only the first split has the sink.
-template <auto T>
+// sum: of exponentials relative to row_max. used: the row is a query of the sequence. first_split: a function; only the
+// first split has the sink.
+template <auto T, class FirstSplit>
 TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool used, float sum, float row_max,
-                                    [[maybe_unused]] int work) {
+                                    const FirstSplit& first_split) {
   const bool nothing = sum == 0;
   float top = nothing ? -kInfinity : row_max, alpha = 1;
-  if (p.sink && split_of_work<T>(p, work) == 0) {
+  if (p.sink && first_split()) {
     const float sink = kLog2e * load_element<T.options.f16>(p.sink, row.head * p.sink_head, p.sink_is_f32);
     const float higher = fmaxf(top, sink);
     if (higher > -kInfinity) {
@@ -53,7 +53,19 @@ TANDEM_DEVICE RowFinal finalize_row(const ForwardParams& p, const Row& row, bool
   return {used && !nothing ? alpha / sum : 0.0f, used && sum != 0 ? kLn2 * (top + __log2f(sum)) : -kInfinity};
 }
 
-// Stores lse if the caller wants it.
 TANDEM_DEVICE void store_lse(const ForwardParams& p, const TileCoords& t, const Row& row, float lse) {
   p.lse[lse_at(p, t, row.query, row.head)] = lse;
+}
+// T.device_splits: stores the lse of a split.
+TANDEM_DEVICE void store_split_lse(const ForwardParams& p, const TileCoords& t, const Row& row, float lse) {
+  p.split.row_lse[split_result_at(p, t.split_row, row.query, row.head)] = lse;
+}
+// Stores the lse of a work tile's row if the row has a place: a split's result, or a result that the caller wants.
+template <auto T>
+TANDEM_DEVICE void store_work_lse(const ForwardParams& p, const TileCoords& t, int work, const Row& row, float lse) {
+  if (T.device_splits && t.split_row >= 0) {
+    if (row.query < t.q_len) store_split_lse(p, t, row, lse);
+  } else if (p.lse && row.query < t.q_rows) {
+    store_lse(p, result_coords<T>(p, t, work), row, lse);
+  }
 }

@@ -13,6 +13,43 @@ TANDEM_DEVICE int running_sum(int x) {
   return x;
 }
 
+// T.device_splits: reserves rows for the results of a sequence's splits. The places of rows affect no bits. Invalid
+// lengths may need more rows than the workspace has; such a sequence is not split. One lane calls this function.
+template <auto T>
+TANDEM_DEVICE void reserve_split_rows(const ForwardParams& p, const TileCoords& sequence, int* reserved) {
+  const SplitRange splits = split_range<T>(p, sequence);
+  int first = -1;
+  if (splits.end - splits.begin > 1) {
+    const int rows = (splits.end - splits.begin) * sequence.q_len;
+    first = atomicAdd(reserved, rows);
+    if (first < 0 || first > p.split.rows - rows) first = -1;
+  }
+  p.split.first_rows[sequence.sequence] = first;
+}
+
+// A sequence's entries in the list: its splits in the place of the first tile, then its other tiles.
+template <auto T>
+struct SequenceEntries {
+  SplitRange splits{0, 1};
+  int first_row = -1;
+
+  TANDEM_DEVICE SequenceEntries(const ForwardParams& p, const TileCoords& sequence) {
+    if constexpr (T.device_splits) {
+      if (p.split.first_rows) first_row = p.split.first_rows[sequence.sequence];
+      if (first_row >= 0) splits = split_range<T>(p, sequence);
+    }
+  }
+  TANDEM_DEVICE int count(int tiles) const { return tiles == 0 ? 0 : tiles - 1 + splits.end - splits.begin; }
+  TANDEM_DEVICE void set(const ForwardParams& p, TileCoords& t, int entry) const {
+    const int further = splits.end - splits.begin - 1;
+    t.m_block = max(0, entry - further);
+    t.split_row = -1;
+    if (!T.device_splits || first_row < 0 || entry > further) return;
+    t.split_row = first_row + entry * t.q_len;
+    t.split_n_block = (splits.begin + entry) * p.split.n_blocks;
+  }
+};
+
 // Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024 threads
 // runs this function.
 template <auto T>
@@ -20,9 +57,11 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
   constexpr int kBuckets = 1024;
   __shared__ int first[kBuckets];  // sorted by length: tile counts, then next positions
   __shared__ int sums[32];
+  __shared__ int reserved;  // rows of splits' results
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pack_shift = log2_of(p.pack_gqa);
   const int most = (p.seqlen_k + T.tile_n - 1) / T.tile_n;
   first[threadIdx.x] = 0;
+  if (threadIdx.x == 0) reserved = 0;
   __syncthreads();
   // Counts the tiles of each bucket, then computes the buckets' positions.
 #pragma unroll 1
@@ -31,20 +70,28 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
     for (int b = warp; b < p.batch; b += 32) {
       TileCoords t = varlen_coords(p, b);
       const int tiles = static_cast<int>(((static_cast<i64>(t.q_rows) << pack_shift) + T.tile_m() - 1) / T.tile_m());
+      if constexpr (T.device_splits) {
+        if (!placing && lane == 0 && p.split.first_rows) reserve_split_rows<T>(p, t, &reserved);
+        __syncwarp();
+      }
+      const SequenceEntries<T> entries(p, t);
+      const int count = entries.count(tiles);
 #pragma unroll 1
-      for (t.m_block = lane; t.m_block < tiles; t.m_block += 32) {
+      for (int entry = lane; entry < count; entry += 32) {
+        entries.set(p, t, entry);
         int steps;
         if constexpr (T.options.block_mask) {
           steps = *steps_of<T>(p, t);  // iterations of the first head
         } else {
-          const NBlockRange s = n_block_range<T>(p, t);
+          NBlockRange s = n_block_range<T>(p, t);
+          if constexpr (T.device_splits) s = in_split<T>(p, s, t, 0);
           steps = s.end - s.begin;
         }
         const int shorter = max(0, most - steps);  // length relative to the longest tile
         const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
         const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
         // The list has capacity for m_blocks entries, which is enough for valid lengths.
-        if (placing && at < p.m_blocks) p.tile_list[at] = {b, t.m_block};
+        if (placing && at < p.m_blocks) p.tile_list[at] = {b, t.m_block, t.split_row, t.split_n_block};
       }
     }
     if (placing) break;

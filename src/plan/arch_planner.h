@@ -20,6 +20,8 @@ class ArchPlanner {
                                        const Tuning& tuning) const = 0;
   // The kernel that stores the float32 results of splits of the keys.
   virtual ForwardKernel split_keys(const ForwardKernel& kernel) const = 0;
+  // The kernel whose schedule() splits the keys of sequences with few queries.
+  virtual ForwardKernel device_splits(const ForwardKernel& kernel) const = 0;
   virtual const ForwardOrderTuning& forward_order(const Tuning& tuning) const = 0;
   virtual ForwardTimes forward_times(const ForwardKernel& kernel) const = 0;
   // The forward's block masks must have blocks of a multiple of this number of queries and of keys.

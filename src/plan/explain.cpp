@@ -100,13 +100,18 @@ std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, con
                             p.num_splits > 1 ? "by num_splits" : "because tiles are few",
                             "; combine_splits merges their float32 results in order"));
   }
+  if (t.split_rows > 0) {
+    lines.push_back(str_cat("splits: sequences of at most ", t.split_max_queries, " queries are split after every ",
+                            t.split_n_blocks * t.tile.tile_n, " keys, by their lengths on the device; combine_splits ",
+                            "merges the float32 results in order"));
+  }
   if (t.l2_heads > 1) {
     lines.push_back(str_cat("cache: the tiles of ", t.l2_heads, t.pack_gqa > 1 ? " such groups" : " heads",
                             " run together and share the L2 cache"));
   }
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", t.tile.varlen ? "up to " : "",
                           t.tiles, " tiles"));
-  if (p.batch_invariant) lines.emplace_back("batch_invariant: the choice of tile ignores lengths");
+  if (p.batch_invariant) lines.emplace_back("batch_invariant: the choices of tile and mask ignore lengths");
   return lines;
 }
 

@@ -65,6 +65,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
+  visit(Field{"device_splits", kFlag, "_device_splits"}, t.device_splits);
   visit(Field{"page_rows", kPageRows}, t.page_rows);
 }
 
@@ -79,6 +80,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"f32_out", kFlag, "_f32out"}, t.f32_out);
   visit(Field{"max_scores", kFlag, "_maxscores"}, t.max_scores);
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
+  visit(Field{"device_splits", kFlag, "_device_splits"}, t.device_splits);
   visit(Field{"page_rows", kPageRows}, t.page_rows);
 }
 

@@ -25,9 +25,9 @@ int max_pack_gqa(const Problem& p) {
 }
 
 // Returns the m_blocks of a packed head, or a bound over all sequences if only the device knows the lengths.
-int64_t count_m_blocks(const Problem& p, int rows, int pack_gqa) {
-  const int64_t longest = ceil_div(p.seqlen_q * pack_gqa, rows);
-  if (!varlen(p)) return longest;
+int64_t count_m_blocks(const Problem& p, const ForwardSchedule& t) {
+  const int64_t rows = t.tile.tile_m(), pack_gqa = t.pack_gqa, longest = ceil_div(p.seqlen_q * pack_gqa, rows);
+  if (!t.tile.varlen) return longest;
   if (!p.packed_q()) return p.batch * longest;
   // The last m_block of each sequence with rows may be partial.
   const int64_t partly = std::min(p.batch, p.total_q);
@@ -81,7 +81,46 @@ void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuni
   t->splits = static_cast<int>(ceil_div(n_blocks, t->split_n_blocks));
 }
 
-Status check_sizes(const Problem& p) {
+// Bounds of the splits that schedule() makes, each of `keys` keys. further: of all sequences, after the first splits.
+// rows: of results.
+struct DeviceSplits {
+  int64_t splits, further, rows;
+
+  DeviceSplits(const Problem& p, int64_t keys, int64_t max_queries) : splits(ceil_div(p.seqlen_k, keys)) {
+    if (needs_left_mask(p) && needs_right_mask(p)) {
+      const int64_t visible =
+          std::max<int64_t>(int64_t{clamped_bound(p.window_left)} + clamped_bound(p.window_right) + max_queries, 1);
+      splits = std::min(splits, ceil_div(visible, keys) + 1);
+    }
+    const int64_t sequences = std::min(p.batch, p.total_q);
+    further = sequences * std::max<int64_t>(splits - 1, 0);
+    if (p.packed_k()) further = std::min(further, p.total_k / keys);
+    rows = std::min(std::min(p.total_q, sequences * max_queries) * splits, max_queries * (sequences + further));
+  }
+};
+
+bool may_split_on_device(const Problem& p) {
+  return p.batch_invariant && p.num_splits == 0 && !p.block_mask && p.total_k > 0 && p.seqlen_k > 0;
+}
+
+// batch_invariant: sequences with few queries are split at multiples of a fixed number of keys. Only the device knows
+// the lengths. The kernel does not depend on lengths, except that dense tensors without such sequences need no list.
+// Returns the list's entries for splits after the first ones.
+int64_t set_device_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuning, ForwardSchedule* t) {
+  if (!may_split_on_device(p)) return 0;
+  const int64_t n_blocks = ceil_div(planner.forward_order(tuning).invariant_split_keys, t->tile.tile_n);
+  const int64_t max_queries = std::min(kMaxSplitQueries, kMaxSplitTileRows / t->pack_gqa);
+  const DeviceSplits bounds(p, n_blocks * t->tile.tile_n, max_queries);
+  if (!t->tile.varlen && (p.seqlen_q > max_queries || bounds.splits == 1)) return 0;
+  t->tile = planner.device_splits(t->tile);
+  if (bounds.splits == 1) return 0;
+  t->split_n_blocks = static_cast<int>(n_blocks);
+  t->split_max_queries = static_cast<int>(max_queries);
+  t->split_rows = static_cast<int>(bounds.rows);
+  return bounds.further;
+}
+
+Status check_sizes(const Problem& p, const ForwardOrderTuning& tuning) {
   if (p.seqlen_q > kLongestSequence || p.seqlen_q * p.group() > kLongestSequence) {
     return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
                                        ") must be at most 2^28 on a GPU: split the queries over several calls"));
@@ -98,6 +137,12 @@ Status check_sizes(const Problem& p) {
         str_cat("batch (", p.batch, ") and q.heads (", heads,
                 p.num_splits > 1 ? str_cat(") with num_splits (", p.num_splits) : std::string(),
                 ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
+  }
+  if (may_split_on_device(p) && heads > 0 &&
+      DeviceSplits(p, tuning.invariant_split_keys, kMaxSplitQueries).rows > kMaxTiles / heads) {
+    return Status::unsupported(str_cat("batch (", p.batch, "), q.heads (", heads, ") and k.seqlen (", p.seqlen_k,
+                                       ") with batch_invariant must give fewer than 2^29 results of splits on a GPU: "
+                                       "set num_splits to 1"));
   }
   return {};
 }
@@ -116,18 +161,21 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
       t.tile = planner.select_forward(p, device, t.pack_gqa, tuning);
     }
   }
-  const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t.tile.tile_m(), t.pack_gqa);
+  t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
+  const int64_t further = set_device_splits(p, planner, tuning, &t);
+  const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t);
   const int64_t tiles = m_blocks * packed_heads * (t.tile.varlen ? 1 : p.batch);
   t.packed_heads = static_cast<int>(packed_heads);
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
-  t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
   set_splits(p, planner, tuning, &t);
-  const int64_t work_tiles = tiles * t.splits;
+  const int64_t work_tiles = (tiles + further * packed_heads) * t.splits;
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
   const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // number of heads of a cluster
   t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, bias_heads)) * bias_heads;
+  t.m_blocks += static_cast<int>(further);
+  t.tiles += static_cast<int>(further * packed_heads);
   if (t.tile.cluster_has_tile()) {
     t.grid = ctas * static_cast<int>(t.tile.clc() ? work_tiles : std::min<int64_t>(sms / ctas, work_tiles));
   } else {
@@ -163,8 +211,8 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = overlaps});
-  if (t.splits > 1) {
-    const int64_t rows = p.total_q * p.heads_q;
+  if (t.splits > 1 || t.split_rows > 0) {
+    const int64_t rows = (t.split_rows > 0 ? p.batch * combined_queries(p, t) : p.total_q) * p.heads_q;
     plan->launches.push_back({.entry = EntryId::combine_splits,
                               .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / combine_lanes(p))),
                               .block = kCombineThreads,
@@ -179,8 +227,9 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
 
 // The float32 results of the splits, after everything else in the workspace.
 void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
-  if (t.splits <= 1) return;
-  const auto rows = static_cast<size_t>(p.total_q * p.heads_q * t.splits);
+  if (t.splits <= 1 && t.split_rows == 0) return;
+  const int64_t queries = t.split_rows > 0 ? t.split_rows : p.total_q * t.splits;
+  const auto rows = static_cast<size_t>(queries * p.heads_q);
   const auto main = std::ranges::find(plan->launches, EntryId::main, &PlannedLaunch::entry);
   const int writer = static_cast<int>(main - plan->launches.begin());
   t.split_out_offset = round_up(plan->workspace_bytes, kWorkspaceAlignment);
@@ -188,7 +237,14 @@ void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
   t.split_lse_offset = t.split_out_offset + out;
   plan->regions.push_back({"workspace.split_out", t.split_out_offset, out, writer});
   plan->regions.push_back({"workspace.split_lse", t.split_lse_offset, lse, writer});
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + t.split_lse_offset + lse;
+  size_t end = t.split_lse_offset + lse;
+  if (t.split_rows > 0) {
+    const size_t first_rows = static_cast<size_t>(p.batch) * sizeof(int);
+    t.split_first_rows_offset = end;
+    plan->regions.push_back({"workspace.split_first_rows", end, first_rows, writer - 1});
+    end += first_rows;
+  }
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + end;
 }
 
 void add_workspace(ForwardSchedule& t, Plan* plan) {
@@ -211,6 +267,9 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   }
   if (t.no_keys || writer == kMemset) plan->fills.push_back({0, kTileListOffset});
 }
+
+// A batch_invariant forward has the same mask, and so the same kernel, for all lengths.
+bool ignores_lengths(const Problem& p) { return p.batch_invariant && p.pass == TANDEM_FORWARD; }
 
 Bias bias_of(const Problem& p) {
   if (!p.bias) return Bias::none;
@@ -235,6 +294,11 @@ ScoreOptions options_of(const Problem& p) {
           .mask_mod = p.mask_mod.present};
 }
 
+int combined_queries(const Problem& p, const ForwardSchedule& t) {
+  const int64_t queries = p.seqused_q ? t.tile.tile_m() / t.pack_gqa : t.split_max_queries;
+  return static_cast<int>(std::min(p.seqlen_q, queries));
+}
+
 int combine_lanes(const Problem& p) {
   return static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
 }
@@ -252,11 +316,13 @@ int usable_sms(const Problem& p, const gpu::Properties& device, int ctas) {
 // device knows may hide keys.
 bool needs_right_mask(const Problem& p) {
   if (p.window_right == TANDEM_UNBOUNDED) return false;
+  if (ignores_lengths(p)) return true;
   if (p.bottom_right) return p.window_right < p.seqlen_q - 1;
   return p.diagonal_offsets || p.window_right + clamp_diagonal(p.diagonal_offset) < p.seqlen_k - 1;
 }
 bool needs_left_mask(const Problem& p) {
   if (p.window_left == TANDEM_UNBOUNDED) return false;
+  if (ignores_lengths(p)) return true;
   if (p.bottom_right) return p.window_left < p.seqlen_k - 1;
   return p.diagonal_offsets || p.window_left - clamp_diagonal(p.diagonal_offset) < p.seqlen_q - 1;
 }
@@ -305,7 +371,7 @@ int lists_of(const Problem& p, int dim) {
   return static_cast<int>(p.block_mask.partial.varies(dim) || p.block_mask.full.varies(dim) ? size : 1);
 }
 
-Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const Tuning&) const {
+Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const Tuning& tuning) const {
   TANDEM_TRY(check_options(p));
   const ArchPlanner& planner = planner_for(device);
   if (p.num_splits > 1 && (p.block_mask || p.batch_invariant)) {
@@ -325,7 +391,7 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const
   TANDEM_TRY(check_index("seqused_q", p.seqused_q));
   TANDEM_TRY(check_index("seqused_k", p.seqused_k));
   TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
-  return check_sizes(p);
+  return check_sizes(p, planner.forward_order(tuning));
 }
 
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const {

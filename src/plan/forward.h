@@ -24,6 +24,9 @@ inline constexpr size_t kCounterOffset = 0;    // two ints
 inline constexpr size_t kZerosOffset = 16;     // zeros that replace absent keys and values
 inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen only
 
+// batch_invariant: the most queries of a sequence that is split, and the most rows of these queries in a packed head.
+inline constexpr int64_t kMaxSplitQueries = 8, kMaxSplitTileRows = 64;
+
 // The limit of queries and of keys.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 
@@ -65,6 +68,8 @@ Config with_pages(Config t, const Problem& p) {
 }
 // The lanes of combine_splits() that share a row.
 int combine_lanes(const Problem& problem);
+// The queries of a sequence that combine_splits() visits with T.device_splits: all that may share a tile with a split.
+int combined_queries(const Problem& problem, const ForwardSchedule& schedule);
 void set_lengths(const Problem& problem, ForwardParams* params);
 void set_pages(const PageTable& table, PageParams* params);
 void set_dropout(const DropoutOptions& dropout, DropoutParams* params);

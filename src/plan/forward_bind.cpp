@@ -111,6 +111,18 @@ void set_out_and_lse(const View& out, const View& lse, Params* params) {
   params->lse_head = lse.head;
 }
 
+void set_device_splits(const Problem& p, const ForwardSchedule& t, std::byte* workspace, SplitParams* split) {
+  split->n_blocks = t.split_n_blocks;
+  split->max_queries = t.split_max_queries;
+  split->rows = t.split_rows;
+  split->queries = combined_queries(p, t);
+  split->lanes = combine_lanes(p);
+  split->f32_out = p.out.dtype == DType::f32;
+  split->first_rows = reinterpret_cast<int*>(workspace + t.split_first_rows_offset);
+  split->row_out = reinterpret_cast<float*>(workspace + t.split_out_offset);
+  split->row_lse = reinterpret_cast<float*>(workspace + t.split_lse_offset);
+}
+
 void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params) {
   if (t.splits > 1) {
     const View out = split_out(p, t, workspace);
@@ -127,6 +139,7 @@ void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspac
   } else {
     params->out_data = p.out.data;
     set_out_and_lse(p.out, p.lse, params);
+    if (t.split_rows > 0) set_device_splits(p, t, workspace, &params->split);
   }
   if (p.max_scores) set_max_scores(p, &params->max_scores);
 }

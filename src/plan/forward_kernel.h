@@ -93,6 +93,10 @@ struct ForwardSchedule {
   // Splits of the keys, the n_blocks of each, and the offsets of their results in the workspace.
   int splits = 1, split_n_blocks = 0;
   size_t split_out_offset = 0, split_lse_offset = 0;
+  // T.device_splits: the most queries of a sequence that is split, and the rows of results in the workspace. 0: no
+  // sequence can be split.
+  int split_max_queries = 0, split_rows = 0;
+  size_t split_first_rows_offset = 0;
   // Block mask: batch and heads of the lists, the m_blocks of each, and the words of a tile's list.
   int list_batch = 0, list_heads = 0, list_m_blocks = 0;
   int64_t list_words = 0;      // 0: no block mask

@@ -20,6 +20,9 @@ struct ForwardOrderTuning {
   double launch = 3, combine = 1, combine_split = 0.2, read_rate = 4.3e6, combine_rate = 1e6;
   double one_warpgroup = 0.7;  // share of an iteration's time if only one warpgroup has rows
   double worth = 0.97;         // the largest share of the time for another tile or splits
+
+  // batch_invariant: the keys of a split, rounded up to whole n_blocks. The number is part of a result's bits.
+  int64_t invariant_split_keys = 1024;
 };
 
 struct BackwardOrderTuning {

@@ -1,5 +1,4 @@
-// Results have the same bits in every run: repeated, next to other streams, from a graph, alone and in a batch.
-#include <cstring>
+// Results have the same bits in every run: repeated, next to other streams, from a graph.
 #include <thread>
 
 #include "kernels/graph.h"
@@ -123,78 +122,6 @@ TEST(KernelsGraph, AColdKernelIsRefusedInACapture) {
   graph.end();
   graph.launch();
   EXPECT_TRUE(call.fetch(fresh.stream()) == Repeated(kCausal).run());
-}
-
-// ---- batch_invariant ----
-
-void copy_rows(const Tensor& from, int64_t first, Tensor& to) {
-  const int64_t begin = first * (from.size() / std::max<int64_t>(from.shape()[0], 1));
-  for (int64_t n = 0; n < to.size(); ++n)
-    std::memcpy(to.element(n), from.element(begin + n), static_cast<size_t>(size_of(to.dtype())));
-}
-
-void scale_rows(Tensor& to, int64_t first, int64_t rows, double factor) {
-  const int64_t row = to.size() / std::max<int64_t>(to.shape()[0], 1);
-  for (int64_t n = first * row; n < (first + rows) * row; ++n) to.set(n, to.get(n) * factor);
-}
-
-// Compares rows from `first` on of dimension 0 of the batch's tensors with all rows of the other result's.
-void expect_same_rows(const Tensor& batch, int64_t first, const Tensor& alone, const std::string& what) {
-  const int64_t begin = first * (batch.size() / std::max<int64_t>(batch.shape()[0], 1));
-  for (int64_t n = 0; n < alone.size(); ++n) {
-    ASSERT_EQ(std::memcmp(batch.element(begin + n), alone.element(n), static_cast<size_t>(size_of(alone.dtype()))), 0)
-        << what << ", element " << n << ": " << batch.get(begin + n) << " in the batch, " << alone.get(n) << " alone";
-  }
-}
-
-TEST(KernelsInvariance, ASequenceOfAPackedBatchAndAlone) {
-  for (const std::string dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 "}) {
-    for (const std::string more : {"--causal 1", "--left 100 --right 30 --softcap 9", ""}) {
-      const std::string common =
-          "--dtype bf16 --packed 1 --max-seqlen 0 --invariant 1 --heads-q 8 --heads-k 2 " + dims + more;
-      Repeated batch(common + " --lengths-q 300,5,0,129,700,64 --lengths-k 300,90,7,129,8400,1");
-      const Case& c = batch.instance->c;
-      // The last tile of an odd sequence contains a neighbour's rows, with scores of sigma 30.
-      for (size_t b = 0, q = 0; b < c.lengths_q.size(); q += static_cast<size_t>(c.lengths_q[b++]))
-        if (b % 2 == 0) scale_rows(batch.instance->q, static_cast<int64_t>(q), c.lengths_q[b], 32);
-      batch.run();
-      for (size_t b = 0; b < c.lengths_q.size(); ++b) {
-        int64_t q = 0, k = 0;
-        for (size_t n = 0; n < b; ++n) q += c.lengths_q[n], k += c.lengths_k[n];
-        auto in =
-            std::make_unique<Instance>(from_flags(kServed + common + " --lengths-q " + std::to_string(c.lengths_q[b]) +
-                                                  " --lengths-k " + std::to_string(c.lengths_k[b])));
-        copy_rows(batch.instance->q, q, in->q);
-        copy_rows(batch.instance->k, k, in->k);
-        copy_rows(batch.instance->v, k, in->v);
-        Repeated alone(std::move(in));
-        alone.run();
-        expect_same_rows(batch.outputs.out, q, alone.outputs.out, common + ", sequence " + std::to_string(b));
-      }
-    }
-  }
-}
-
-TEST(KernelsInvariance, ASequenceOfADenseBatchAndAlone) {
-  for (const std::string more : {"--causal 1", "--left 30 --alibi head", "--scale -0.1"}) {
-    const std::string common =
-        "--dtype f16 --invariant 1 --heads-q 6 --heads-k 2 --seqlen-q 210 --seqlen-k 333 --head-dim 128 --head-dim-v "
-        "64 " +
-        more;
-    Repeated batch(common + " --batch 5");
-    batch.run();
-    for (int64_t b = 0; b < 5; ++b) {
-      auto in = std::make_unique<Instance>(from_flags(kServed + common));
-      copy_rows(batch.instance->q, b, in->q);
-      copy_rows(batch.instance->k, b, in->k);
-      copy_rows(batch.instance->v, b, in->v);
-      if (in->alibi_slopes) copy_rows(batch.instance->alibi_slopes, 0, in->alibi_slopes);
-      Repeated alone(std::move(in));
-      alone.run();
-      expect_same_rows(batch.outputs.out, b, alone.outputs.out, common + ", sequence " + std::to_string(b));
-      expect_same_rows(batch.outputs.lse, b, alone.outputs.lse, common + ", lse of sequence " + std::to_string(b));
-    }
-  }
 }
 
 }  // namespace

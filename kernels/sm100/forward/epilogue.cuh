@@ -46,6 +46,37 @@ TANDEM_DEVICE void copy_block(Chunk* to, u32 from, int block, int row, float inv
   }
 }
 
+// T.device_splits: stores a thread's row of a split's result, times `inverse`, and releases the accumulator. Returns
+// true if a product of large probabilities and values has overflowed (lazy_max only).
+template <Sm100ForwardConfig T>
+TANDEM_DEVICE bool store_split(const ForwardParams& p, SharedStorage<T>& s, const TileCoords& tile, int i,
+                               const Row& row, float inverse) {
+  float* const to = p.split.row_out + split_result_at(p, tile.split_row, row.query, row.head) * p.head_dim_v;
+  const u32 from = (threadIdx.x / 32 % 4 * 32 << 16) + T.tmem_o(0) + i * T.o_columns();
+  bool lost = false;
+  tcgen05_fence_after();
+#pragma unroll 1
+  for (int column = 0; column < T.head_dim_v; column += 16) {
+    float x[16];
+    tmem_load(x, from + column);
+    tmem_wait_load(x);
+#pragma unroll
+    for (int n = 0; n < 16; n += 4) {
+      Chunk chunk;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if constexpr (T.lazy_max()) lost |= !(fabsf(x[n + c]) < kInfinity);
+        chunk.x[c] = inverse == 0 ? 0 : __float_as_uint(x[n + c] * inverse);
+      }
+      if (row.query < tile.q_len && column + n < p.head_dim_v) *reinterpret_cast<Chunk*>(to + column + n) = chunk;
+    }
+  }
+  tcgen05_fence_before();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive_at_leader<T>(&s.o_empty[i]);
+  return lost;
+}
+
 template <Sm100ForwardConfig T>
 TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
   constexpr int kEpilogueSync = 1;  // named barrier
@@ -68,15 +99,16 @@ TANDEM_DEVICE void epilogue(const ForwardParams& p, SharedStorage<T>& s) {
     parities ^= 1 << i;
     mbarrier_wait(&s.sum_ready[i], parity);
     RowFinal end = finalize_row<T>(p, row, !T.options.varlen || row.query < tile.q_len, s.sum[i][thread],
-                                   s.row_max[i][thread], work.index);
+                                   s.row_max[i][thread], [&] { return is_first_split<T>(p, tile, work.index); });
     if constexpr (T.options.dropout) end.inverse *= p.dropout.scale;
-    if (p.lse && row.query < tile.q_rows) store_lse(p, to_tile, row, end.lse);
+    store_work_lse<T>(p, tile, work.index, row, end.lse);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(&s.sum_empty[i]);
     mbarrier_wait(&s.o_full[i], parity);
     constexpr int kBlocks = (T.head_dim_v + kColumns - 1) / kColumns;
-    bool lost = false;
-    for (int block = 0; block < kBlocks; ++block, out.advance()) {
+    const bool is_split = T.device_splits && warp_any(tile.split_row >= 0);
+    bool lost = is_split && store_split<T>(p, s, tile, i, row, end.inverse);
+    for (int block = is_split ? kBlocks : 0; block < kBlocks; ++block, out.advance()) {
       // Afterwards the last store from this buffer has read the buffer.
       if (warp == 0 && elect_one()) tma_store_wait_read<T.o_blocks() - 1>();
       named_sync(kEpilogueSync, 128);

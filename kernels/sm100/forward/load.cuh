@@ -36,7 +36,7 @@ TANDEM_DEVICE void set_n_blocks(const ForwardParams& p, Sm100Work& work) {
     const int row = tile.m_block * T.tile_m() + i * T.mma_m();
     work.begins[i] = work.ends[i] = 0;
     if (row >= tile.q_rows << log2_of(p.pack_gqa)) continue;
-    const NBlockRange all = in_split<T>(p, n_block_range<T>(p, tile, row, T.mma_m()), work.index);
+    const NBlockRange all = in_split<T>(p, n_block_range<T>(p, tile, row, T.mma_m()), tile, work.index);
     const NBlockRange own = T.two_cta ? n_block_range<T>(p, tile, first_row_of<T>(tile, i), T.kTileM) : all;
     work.begins[i] = all.begin;
     work.ends[i] = all.end;

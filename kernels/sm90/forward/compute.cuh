@@ -80,11 +80,7 @@ TANDEM_DEVICE void compute(const ForwardParams& p, SharedStorage<T>& s, int inde
 #pragma unroll 1
       for (; warp_any(n_block >= at.all.begin); --n_block) w.skip_n_block(rows.tile(), at.all, n_block);
     }
-    if constexpr (T.f32_out) {
-      w.store_f32(out, inverse, rows.result_tile(), {rows.own_row(0), rows.own_row(1)});
-    } else {
-      w.store(out, inverse, rows.tile(), rows.first_row(), rows.rows_left(), rows.work.strict);
-    }
+    store_out(out, inverse, w, rows);
   }
   tma_store_wait();
 }

@@ -19,10 +19,11 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const Row row = rows.own_row(i);
-    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i], rows.work.index);
+    const RowFinal end = finalize_row<T>(p, row, rows.is_used(i), softmax.sum[i], softmax.row_max[i],
+                                         [&] { return is_first_split<T>(p, rows.tile(), rows.work.index); });
     inverse[i] = end.inverse;
     if constexpr (T.options.dropout) inverse[i] *= p.dropout.scale;
-    if (p.lse && (w.lane & 3) == 0 && row.query < rows.tile().q_rows) store_lse(p, rows.result_tile(), row, end.lse);
+    if ((w.lane & 3) == 0) store_work_lse<T>(p, rows.tile(), rows.work.index, row, end.lse);
   }
   wgmma_wait<0>();
   fence_operand(f.out);
@@ -36,4 +37,19 @@ TANDEM_DEVICE void finish(const Fragments<T>& f, float (&inverse)[2], Warpgroup<
     if (warp_any(lost)) w.request_retry();
   }
   w.release_v();
+}
+
+// Stores the result of a tile or of a split.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void store_out(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], Warpgroup<T>& w,
+                             const WorkRows<T>& rows) {
+  if (T.device_splits && rows.is_split()) {
+    w.store_f32(out, inverse, [&](int i) { return rows.split_place(i); });
+    w.o_smem_acquire();
+    w.o_smem_release();
+  } else if constexpr (T.f32_out) {
+    w.store_f32(out, inverse, [&](int i) { return rows.f32_place(i); });
+  } else {
+    w.store(out, inverse, rows.tile(), rows.first_row(), rows.rows_left(), rows.work.strict);
+  }
 }

@@ -236,18 +236,19 @@ struct Warpgroup {
     o_smem_release();
   }
 
-  // Stores a float32 result from registers: the four threads of a row fill whole sectors. rows: this thread's rows. A
-  // retry stores with the same threads.
-  TANDEM_DEVICE void store_f32(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2], const TileCoords& tile,
-                               const Row (&rows)[2]) const {
+  // Stores a float32 result from registers: the four threads of a row fill whole sectors. place: a function that
+  // returns the address of this thread's row i, or null. A retry stores with the same threads.
+  template <class Place>
+  TANDEM_DEVICE void store_f32(const float (&out)[T.head_dim_v / 2], const float (&inverse)[2],
+                               const Place& place) const {
     struct alignas(8) Pair {
       float x[2];
     };
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (rows[i].query >= tile.q_rows) continue;
-      float* const to =
-          static_cast<float*>(p.out_data) + out_row_at(p, tile, rows[i].query, rows[i].head) + 2 * (lane & 3);
+      float* const row = place(i);
+      if (row == nullptr) continue;
+      float* const to = row + 2 * (lane & 3);
 #pragma unroll
       for (int c = 0; c < T.head_dim_v / 8; ++c) {
         if (8 * c >= p.head_dim_v) break;

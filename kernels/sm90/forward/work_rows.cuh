@@ -33,6 +33,21 @@ struct WorkRows {
     asm volatile("" : "+r"(row));
     return Row(p, tile(), row);
   }
+  // T.device_splits: true if the tile has one split of its keys.
+  TANDEM_DEVICE bool is_split() const { return warp_any(tile().split_row >= 0); }
+  // The place of row i of this thread in a float32 result, or null if the row is not stored.
+  TANDEM_DEVICE float* f32_place(int i) const {
+    const TileCoords to = result_tile();
+    const Row row = own_row(i);
+    if (row.query >= to.q_rows) return nullptr;
+    return static_cast<float*>(p.out_data) + out_row_at(p, to, row.query, row.head);
+  }
+  TANDEM_DEVICE float* split_place(int i) const {
+    const TileCoords of = tile();
+    const Row row = own_row(i);
+    if (row.query >= of.q_len) return nullptr;
+    return p.split.row_out + split_result_at(p, of.split_row, row.query, row.head) * p.head_dim_v;
+  }
   // Returns true if row i of this thread is a query of the sequence. Unused rows have undefined values and must not
   // count.
   TANDEM_DEVICE bool is_used(int i) const { return !T.options.varlen || own_row(i).query < tile().q_len; }
@@ -44,7 +59,8 @@ TANDEM_DEVICE NBlockRange own_n_blocks(const ForwardParams& p, const TileCoords&
                                        int first_row) {
   NBlockRange own = n_block_range<T>(p, tile, first_row, 64);
   own.begin = max(own.begin, all.begin);
-  if constexpr (T.split_keys) own.begin = min(own.begin, all.end - 1), own.end = min(own.end, all.end);
+  if constexpr (T.split_keys || T.device_splits)
+    own.begin = min(own.begin, all.end - 1), own.end = min(own.end, all.end);
   own.end = max(own.end, own.begin + 1);
   return own;
 }

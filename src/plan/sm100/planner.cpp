@@ -20,6 +20,12 @@ class Sm100Planner final : public ArchPlanner {
     t.split_keys = t.f32_out = true;
     return t;
   }
+  ForwardKernel device_splits(const ForwardKernel& kernel) const override {
+    Sm100ForwardConfig t = kernel.for_blackwell();
+    t.device_splits = t.options.varlen = true;
+    t.clc = false;  // the list of tiles may be much shorter than its bound
+    return t;
+  }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm100.forward_order; }
   ForwardTimes forward_times(const ForwardKernel& kernel) const override {
     return {kForwardIteration + kForwardIterationPerDim * (kernel.head_dim + kernel.head_dim_v), kForwardTile};

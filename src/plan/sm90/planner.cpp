@@ -33,6 +33,13 @@ class Sm90Planner final : public ArchPlanner {
     t.kv_ctas = 1;
     return t;
   }
+  ForwardKernel device_splits(const ForwardKernel& kernel) const override {
+    Sm90ForwardConfig t = kernel.for_hopper();
+    t.device_splits = t.options.varlen = true;
+    t.bias_ctas = 0;  // TMA copies no bias of listed tiles
+    t.kv_ctas = 1;
+    return t;
+  }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm90.forward_order; }
   ForwardTimes forward_times(const ForwardKernel& kernel) const override {
     return forward_times_of(kernel.for_hopper());

@@ -396,7 +396,7 @@ TEST_F(GpuCalls, BuffersOfPackedCalls) {
   runs(call);
   ASSERT_EQ(gpu.launched.size(), 2u);
   const int* const counter = params().counter;
-  const std::string work = std::to_string(8 * params().m_blocks);
+  const std::string work = std::to_string(static_cast<int>(sizeof(ListedTile)) * params().m_blocks);
   EXPECT_EQ(described(gpu.launched[0].buffers, counter),
             (Texts{"cu_seqlens_q 16", "cu_seqlens_k 16", "seqused_k 12", "workspace.counter at 0 8 wu",
                    "workspace.zeros at 16 16 w", "workspace.tile_list at 32 " + work + " wu"}));

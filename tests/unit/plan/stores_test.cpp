@@ -112,6 +112,9 @@ plan::Tuning random_tuning(Random& r) {
   t.head_split_waves = r.between(0, 20);
   t.spt_min_grouped_seqlen = t.spt_min_grouped_ctas = r.chance(0.5) ? 1 : 4096;
   t.spt_l2_bytes = tuning.sm100.backward.spt_l2_bytes = r.chance(0.7) ? int64_t{1} << 40 : 0;
+  if (r.chance(0.5))
+    tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys =
+        r.between(64, 700);
   tuning.sm100.backward.two_cta_clocks = r.chance(0.5) ? 0 : int64_t{1} << 30;
   if (r.chance(0.5))
     tuning.sm90.forward_row = static_cast<size_t>(r.between(0, int64_t{std::size(plan::kSm90TuningRows)} - 1));

@@ -85,11 +85,12 @@ std::unique_ptr<gpu::Device> Subject::open(vgpu::Options options) const {
 
 namespace {
 
-// Small problems have several chunks of dS, and splits of the keys only by num_splits.
+// Small problems have several chunks of dS, and splits of the keys only by num_splits and batch_invariant.
 plan::Tuning small_problems() {
   plan::Tuning tuning;
   tuning.sm90.backward.min_ds_bytes = 0;
   tuning.sm90.forward_order.worth = tuning.sm100.forward_order.worth = 0;
+  tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys = 128;
   return tuning;
 }
 

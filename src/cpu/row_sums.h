@@ -89,10 +89,11 @@ struct ExactSums {
 };
 
 // Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. A row's sums
-// are complete if they agree with lse to float32 precision.
+// are complete if they agree with lse to the precision of float32 scores, whose products may have had another order when
+// lse was computed.
 inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
                      RowTerms* terms) {
-  constexpr double kLog2E = 1.44269504088896340736, kSameBits = 0x1p-22;
+  constexpr double kLog2E = 1.44269504088896340736, kPrecision = 0x1p-20;
   const double lse = lse_of(piece, rows, lane), sink = sink_of(*piece.problem, rows.head[lane]);
   const double max = sums.max[lane] * unit, top = max > sink ? max : sink;
   if (!(top > -kInfinity && top < kInfinity)) return;
@@ -100,7 +101,7 @@ inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double
   const auto of_sink = sink == -kInfinity ? 0.0f : exp2f(static_cast<float>((sink - top) * kLog2E));
   const float sum = sums.sum[lane] * of_keys + of_sink;
   const double off = top + log(sum) - lse;
-  if (!((off < 0 ? -off : off) <= kSameBits * (lse < 0 ? -lse : lse))) return;
+  if (!((off < 0 ? -off : off) <= kPrecision * (lse < 0 ? -lse : lse))) return;
   terms->max = sums.max[lane];
   terms->inverse_sum = of_keys / sum;
   terms->sink = of_sink / sum;

@@ -59,9 +59,10 @@ TEST(CpuLargeScores, SteepAlibi) {
 
 // The reference's lse: its products have another order than the engine's, so that sums and lse agree less.
 TEST(CpuLargeScores, OtherLse) {
-  expect_good("--dtype f32 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 32 --seqlen-k 32 --head-dim 96 --head-dim-v 96 "
-              "--bias bool --bias-shape b11j --lse 0 --values large --seed 7016" +
-              kGradients);
+  expect_good(
+      "--dtype f32 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 32 --seqlen-k 32 --head-dim 96 --head-dim-v 96 "
+      "--bias bool --bias-shape b11j --lse 0 --values large --seed 7016" +
+      kGradients);
 }
 
 TEST(CpuLargeScores, SinkAmongThem) {

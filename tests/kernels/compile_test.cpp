@@ -218,6 +218,25 @@ TEST_F(KernelsCompile, Pages) {
   for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, pages);
 }
 
+// Splits that the device plans: the epilogue stores either a result or a split's result.
+TEST_F(KernelsCompile, SplitsOfTheDevice) {
+  const auto splits = [](const Choice& choice) {
+    Problem p = problem_of(choice);
+    p.seqlen_q = p.total_q = 4;
+    p.batch_invariant = true;
+    return p;
+  };
+  std::vector<Choice> choices;
+  for (const int shape : {0, 3, 4, 5}) {
+    Choice choice{};
+    choice[kShape] = shape;
+    choice[kMask] = shape % 4;
+    choice[kSoftcap] = shape == 3;
+    choices.push_back(choice);
+  }
+  for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, splits);
+}
+
 TEST_F(KernelsCompile, DISABLED_EveryCombination) { compile_all(all_choices(), hopper()); }
 TEST_F(KernelsCompile, DISABLED_EveryCombinationForBlackwell) { compile_all(all_choices(), blackwell()); }
 

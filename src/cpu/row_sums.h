@@ -89,8 +89,8 @@ struct ExactSums {
 };
 
 // Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. A row's sums
-// are complete if they agree with lse to the precision of float32 scores, whose products may have had another order
-// when lse was computed.
+// are complete if they agree with lse to the precision of float32 scores. The products may have had another order when
+// lse was computed.
 inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
                      RowTerms* terms) {
   constexpr double kLog2E = 1.44269504088896340736, kPrecision = 0x1p-20;

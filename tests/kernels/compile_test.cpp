@@ -231,7 +231,6 @@ TEST_F(KernelsCompile, SplitsOfTheDevice) {
     Choice choice{};
     choice[kShape] = shape;
     choice[kMask] = shape % 4;
-    choice[kSoftcap] = shape == 3;
     choices.push_back(choice);
   }
   for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, splits);

@@ -29,6 +29,30 @@ def is_tensor(x: Any, name: str) -> None:
         )
 
 
+def type_name(x: Any) -> str:
+    return type(x).__name__
+
+
+def refuse_given(ways_out: dict[str, str], arguments: dict[str, Any], shown: Callable = type_name) -> None:
+    """Refuses the first argument that is not None; ways_out has the remedy of each."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise tandem.Unsupported(f"{name} ({shown(value)}) is not served: {ways_out[name]}")
+
+
+def refuse_scales(**scales: Any) -> None:
+    """Refuses the scales of 8-bit inputs."""
+    for name, scale in scales.items():
+        if scale is not None:
+            raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
+
+
+def no_metadata(cache_seqlens: torch.Tensor) -> torch.Tensor:
+    """Returns an empty int32 tensor for scheduler_metadata: Tandem plans nothing ahead."""
+    is_tensor(cache_seqlens, "cache_seqlens")
+    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+
+
 def unit_stride(x: torch.Tensor, name: str) -> torch.Tensor:
     """Returns x, or a copy of it if its last dimension is not contiguous."""
     is_tensor(x, name)

@@ -13,7 +13,18 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem.compat._arguments import Refused, bounds, cap, in_words, is_deterministic, is_tensor, splits, unit_stride
+from tandem.compat._arguments import (
+    Refused,
+    bounds,
+    cap,
+    in_words,
+    is_deterministic,
+    is_tensor,
+    no_metadata,
+    refuse_scales,
+    splits,
+    unit_stride,
+)
 from tandem.compat.flash_attn import _kvcache, _packed
 from tandem.compat.flash_attn._combine import combine
 
@@ -246,8 +257,7 @@ def get_scheduler_metadata(
     sm_margin=0,
 ):
     """An empty int32 tensor for flash_attn_with_kvcache's scheduler_metadata: Tandem plans nothing ahead."""
-    is_tensor(cache_seqlens, "cache_seqlens")
-    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+    return no_metadata(cache_seqlens)
 
 
 def _options(softmax_scale, causal, window_size, softcap, deterministic):
@@ -276,9 +286,7 @@ def _refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
         raise tandem.Unsupported(
             "qv is given, but a second product is not served: join q with qv and k with v along head_dim, and omit qv"
         )
-    for name, descale in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
-        if descale is not None:
-            raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
+    refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if attention_chunk:
         raise tandem.Unsupported(
             f"attention_chunk ({attention_chunk}) is not served: pass 0, and each chunk as a separate sequence with "

@@ -30,7 +30,7 @@ import torch
 
 import tandem
 from tandem._trace import Symbol, lengths, trace
-from tandem.compat._arguments import in_words, is_tensor, pair, sink_for, splits, unit_stride
+from tandem.compat._arguments import in_words, is_tensor, pair, refuse_given, sink_for, splits, unit_stride
 from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
@@ -337,6 +337,4 @@ _WAYS_OUT = {
 
 
 def _refuse(**arguments):
-    for name, value in arguments.items():
-        if value is not None:
-            raise tandem.Unsupported(f"{name} ({type(value).__name__}) is not served: {_WAYS_OUT[name]}")
+    refuse_given(_WAYS_OUT, arguments)

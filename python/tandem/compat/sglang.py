@@ -20,7 +20,18 @@ import torch
 
 import tandem
 from tandem.compat import fa4
-from tandem.compat._arguments import bounds, cap, in_words, is_tensor, sink_for, splits
+from tandem.compat._arguments import (
+    bounds,
+    cap,
+    in_words,
+    is_tensor,
+    no_metadata,
+    refuse_given,
+    refuse_scales,
+    sink_for,
+    splits,
+    type_name,
+)
 from tandem.compat.flash_attn import _kvcache
 
 _NAMES = {"sink": "sinks", "learnable_sink": "sinks", "window": "window_size"}
@@ -84,9 +95,8 @@ def flash_attn_with_kvcache(
     page_table. A refused call writes nothing.
     Returns out, or with return_softmax_lse (out, softmax_lse, empty, empty); with ver 4 (out, softmax_lse).
     """
-    refused = {"only_qv": only_qv or None, "attention_chunk": attention_chunk or None, "rel_bias": rel_bias}
-    _refuse(ver, qv=qv, rel_bias_prep_cache=rel_bias_prep_cache, **refused)
-    _refuse_8_bit(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
+    _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache)
+    refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
     has_mods = score_mod is not None or mask_mod is not None
@@ -158,9 +168,8 @@ def flash_attn_varlen_func(
     the differences of cu_seqlens_k.
     Returns out, like q, or the tuple of flash_attn_with_kvcache.
     """
-    refused = {"only_qv": only_qv or None, "attention_chunk": attention_chunk or None, "rel_bias": rel_bias}
-    _refuse(ver, qv=qv, rel_bias_prep_cache=rel_bias_prep_cache, **refused)
-    _refuse_8_bit(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
+    _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache)
+    refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
     for name, x in (("q", q), ("k", k), ("v", v)):
         is_tensor(x, name)
     if page_table is not None and cu_seqlens_k is not None:
@@ -207,8 +216,7 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ):
     """An empty int32 tensor for scheduler_metadata: Tandem plans nothing ahead."""
-    is_tensor(cache_seqlens, "cache_seqlens")
-    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+    return no_metadata(cache_seqlens)
 
 
 def is_fa3_supported(device=None) -> bool:
@@ -232,16 +240,14 @@ def _options(q, softmax_scale, causal, window_size, softcap, num_splits, sinks):
     }
 
 
-def _refuse(ver, **arguments):
+def _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache):
     if ver not in (3, 4):
         raise ValueError(f"ver ({ver!r}) must be 3 or 4: pass one of them")
-    for name, value in arguments.items():
-        if value is not None:
-            shown = value if isinstance(value, (bool, int)) else type(value).__name__
-            raise tandem.Unsupported(f"{name} ({shown}) is not served: {_WAYS_OUT[name]}")
-
-
-def _refuse_8_bit(**arguments):
-    for name, value in arguments.items():
-        if value is not None:
-            raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
+    refused = {
+        "qv": qv,
+        "rel_bias_prep_cache": rel_bias_prep_cache,
+        "only_qv": only_qv or None,
+        "attention_chunk": attention_chunk or None,
+        "rel_bias": rel_bias,
+    }
+    refuse_given(_WAYS_OUT, refused, lambda x: x if isinstance(x, (bool, int)) else type_name(x))

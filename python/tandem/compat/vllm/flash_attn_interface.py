@@ -12,7 +12,17 @@ import torch
 
 import tandem
 from tandem.compat import fa4
-from tandem.compat._arguments import bounds, cap, in_words, is_tensor, sink_for, splits, unit_stride
+from tandem.compat._arguments import (
+    bounds,
+    cap,
+    in_words,
+    is_tensor,
+    no_metadata,
+    refuse_given,
+    sink_for,
+    splits,
+    unit_stride,
+)
 
 DEFAULT_FA_VERSION = 2
 
@@ -81,13 +91,9 @@ def flash_attn_varlen_func(
         cp_tot_seqused_k (batch, int32) keys; causal compares the places in the whole sequence.
     Returns out, or with return_softmax_lse (out, softmax_lse): (heads, total_q), a natural logarithm.
     """
-    _refuse(
-        q_v=q_v,
-        output_scale=output_scale,
-        block_sparse_tensors=block_sparse_tensors,
-        gather_kv_indices=gather_kv_indices,
-        gather_kv_valid_length=gather_kv_valid_length,
-    )
+    refused = {"q_v": q_v, "output_scale": output_scale, "block_sparse_tensors": block_sparse_tensors}
+    gathers = {"gather_kv_indices": gather_kv_indices, "gather_kv_valid_length": gather_kv_valid_length}
+    refuse_given(_WAYS_OUT, refused | gathers)
     _check_version(fa_version)
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q)):
         is_tensor(x, name)
@@ -208,8 +214,7 @@ def get_scheduler_metadata(
     sm_margin=0,
 ):
     """An empty int32 tensor for flash_attn_varlen_func's scheduler_metadata: Tandem plans nothing ahead."""
-    is_tensor(cache_seqlens, "cache_seqlens")
-    return torch.empty(0, dtype=torch.int32, device=cache_seqlens.device)
+    return no_metadata(cache_seqlens)
 
 
 def is_fa_version_supported(fa_version: int) -> bool:
@@ -337,9 +342,3 @@ def _refuse_8_bit(q, k, v, kv_cache_dtype="auto"):
             raise tandem.Unsupported(f"{name} ({x.dtype}) is not served: convert 8-bit inputs to bfloat16")
     if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         raise tandem.Unsupported(f'kv_cache_dtype ("{kv_cache_dtype}") is not served: pass "auto" and a 16-bit cache')
-
-
-def _refuse(**arguments):
-    for name, value in arguments.items():
-        if value is not None:
-            raise tandem.Unsupported(f"{name} ({type(value).__name__}) is not served: {_WAYS_OUT[name]}")

@@ -40,12 +40,13 @@ struct BackwardParams : ForwardParams {
   // it.
   void* ds;  // null: dq is not wanted
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
-  int head_dim;  // head_dim of the problem, without padding
+  int dq_sum_n_blocks;  // n_blocks of one sum of dq
+  int head_dim;         // head_dim of the problem, without padding
 
   void* dsink;  // or null
   long long dsink_head;
-  int dsink_is_f32;         // else the type of q
-  float* dsink_of_m_block;  // [query head][m_block]
+  int dsink_is_f32;    // else the type of q
+  float* dsink_parts;  // [query head][m_block][CTA of bwd_preprocess]
 
   // Nonzero: the tensor is float32; 0: it has the type of q. accumulate: gradients are added to the contents of their
   // tensors.

@@ -8,7 +8,7 @@
 
 constexpr int kBackwardCounters = 3;  // BackwardParams::counter
 
-// The index of an m_block in workspace. Sums, semaphores, lse_delta and dsink_of_m_block have one part for each.
+// The index of an m_block in workspace. Sums, semaphores and lse_delta have one part for each.
 TANDEM_HOST_DEVICE long long m_block_at(const BackwardParams& p, const SequenceCoords& s, int head, int m_block) {
   return static_cast<long long>(head) * p.m_blocks + s.first_m_block + m_block;
 }

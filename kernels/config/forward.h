@@ -56,7 +56,8 @@ struct SplitParams {
   int* first_rows;  // [sequence], -1: not split; null: no sequence is split
   float *row_out, *row_lse;
 };
-constexpr int kCombineThreads = 128, kCombineColumns = 4;  // threads of a CTA, columns of a thread
+// combine_splits(): threads of a CTA, columns of a thread, and lanes of a row if there are many rows.
+constexpr int kCombineThreads = 128, kCombineColumns = 4, kFewCombineLanes = 8;
 
 // Keys and values in pages: keys [i * page_size, (i + 1) * page_size) of a sequence lie in page table[sequence * batch
 // + i * column]. The values of the table are unchecked.

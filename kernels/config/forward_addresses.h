@@ -35,8 +35,22 @@ struct SplitRow {
   int head;
   long long row, batch;
 
-  TANDEM_HOST_DEVICE SplitRow(long long n, long long rows, int heads)
-      : head(static_cast<int>(n % heads)), row(n / heads % rows), batch(n / heads / rows) {}
+  TANDEM_HOST_DEVICE SplitRow(long long n, long long rows, int heads) {
+    if ((n | rows) >> 32 == 0) {  // a division of 64 bits takes five times as many instructions
+      divide(static_cast<unsigned>(n), static_cast<unsigned>(rows), static_cast<unsigned>(heads));
+    } else {
+      divide(n, rows, static_cast<long long>(heads));
+    }
+  }
+
+ private:
+  template <class Integer>
+  TANDEM_HOST_DEVICE void divide(Integer n, Integer rows, Integer heads) {
+    const Integer of_all = n / heads, sequence = of_all / rows;
+    head = static_cast<int>(n - of_all * heads);
+    row = of_all - sequence * rows;
+    batch = sequence;
+  }
 };
 TANDEM_HOST_DEVICE long long combined_out_at(const SplitParams& split, const SplitRow& at) {
   return at.batch * split.out_batch + at.row * split.out_row + at.head * split.out_head;

@@ -167,10 +167,10 @@ struct Sm90BackwardConfig {
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * cta_keys() * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (cta_keys() + 1) * tile_m + 1024; }
   // The kernel that computes dq from dS: an iteration is 64 keys and their dS of a CTA's m_blocks. Two m_blocks per
-  // warpgroup halve the reads of keys if registers suffice for both sums. dq_sum_n_blocks() n_blocks are added in
-  // float32, in the order of keys.
+  // warpgroup halve the reads of keys if registers suffice for both sums. At most max_dq_sum_n_blocks() n_blocks are
+  // added in float32, in the order of keys.
   static constexpr int kDqStages = 4;
-  constexpr int dq_sum_n_blocks() const { return 8192 / cta_keys(); }
+  constexpr int max_dq_sum_n_blocks() const { return 8192 / cta_keys(); }
   constexpr int dq_m_blocks() const { return head_dim <= 192 ? 2 : 1; }
   constexpr int dq_cta_m_blocks() const { return dq_m_blocks() * warpgroups; }
   constexpr int dq_smem_bytes() const {
@@ -209,7 +209,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
-  static constexpr int kPreprocessThreads = 256;               // threads of the preceding kernel
-  constexpr int preprocess_queries() const { return tile_m; }  // unrolled
-  static constexpr int kMaxSmemBytes = 232448;                 // per CTA
+  static constexpr int kPreprocessThreads = 256, kPreprocessQueries = 32;        // of a CTA of the preceding kernel
+  constexpr int preprocess_ctas() const { return tile_m / kPreprocessQueries; }  // per m_block
+  static constexpr int kMaxSmemBytes = 232448;                                   // per CTA
 };

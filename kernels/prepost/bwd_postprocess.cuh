@@ -40,16 +40,27 @@ struct PostprocessDq {
   }
   // Adds the sums of the ranges that have n_blocks for this m_block.
   TANDEM_DEVICE void sum_splits(const float4* sums) {
+    constexpr int kAtOnce = 4;  // ranges whose loads are in flight together
 #pragma unroll
     for (float4& sum : x) sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
-    for (int split = 0; split < p.dq_splits; ++split) {
-      if (count_split_n_blocks(constant<T>, p, s, m_block, split) == 0) continue;
-      const float4* const from = sums + dq_block_at(constant<T>, p, 0, split) * (T.dq_floats() / 4);
+    for (int first = 0; first < p.dq_splits; first += kAtOnce) {
+      bool has[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        has[i] = first + i < p.dq_splits && count_split_n_blocks(constant<T>, p, s, m_block, first + i) > 0;
 #pragma unroll
       for (int n = 0; n < kPairs / 2; ++n) {
-        const float4 more = from[n * kThreads];
-        x[n].x += more.x, x[n].y += more.y, x[n].z += more.z, x[n].w += more.w;
+        float4 more[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          more[i] = has[i] ? sums[dq_block_at(constant<T>, p, 0, first + i) * (T.dq_floats() / 4) + n * kThreads]
+                           : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (!has[i]) continue;
+          x[n].x += more[i].x, x[n].y += more[i].y, x[n].z += more[i].z, x[n].w += more[i].w;
+        }
       }
     }
   }

@@ -40,8 +40,8 @@ TANDEM_DEVICE float dot(const Eight& a, const Eight& b) {
   return sum;
 }
 
-// One CTA for each (query head, m_block). Queries beyond the sequence or without visible keys get -lse = -infinity, so
-// that their probabilities are 0.
+// preprocess_ctas() CTAs for each (query head, m_block), because few long CTAs take longer than many short ones.
+// Queries beyond the sequence or without visible keys get -lse = -infinity, so that their probabilities are 0.
 template <auto T>
 TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   constexpr int kChunks = T.head_dim_v / 8;                           // chunks per row
@@ -49,16 +49,17 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   constexpr int kRows = T.kPreprocessThreads / kLanes;                // rows that the CTA processes at once
   launch_dependents();
   grid_dependency_wait();
-  const int block = blockIdx.x, head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+  const int block = blockIdx.x / T.preprocess_ctas(), part = blockIdx.x % T.preprocess_ctas();
+  const int head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   const int m_block = block % p.m_blocks - s.first_m_block;
-  for (int split = 0; split < dq_splits(constant<T>, p); ++split) {
+  for (int split = 0; part == 0 && split < dq_splits(constant<T>, p); ++split) {
     const i64 at = dq_block_at(constant<T>, p, block, split);
     if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[dq_semaphore_at(constant<T>, at, threadIdx.x)] = 0;
   }
-  if (threadIdx.x < kBackwardCounters && block == 0) p.counter[threadIdx.x] = 0;
+  if (threadIdx.x < kBackwardCounters && blockIdx.x == 0) p.counter[threadIdx.x] = 0;
   if constexpr (split_q_heads<T>()) {
-    for (int i = block * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;
+    for (int i = blockIdx.x * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;
          i += gridDim.x * T.kPreprocessThreads)
       p.dkv_semaphore[i] = 0;
   }
@@ -68,6 +69,9 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
     const int query = m_block * T.tile_m + row;
     const bool used = query < s.q_len;
     const i64 at = s.q_begin + query;
+    // All loads of a row are issued before the first use.
+    const float lse = used ? p.lse[s.batch * p.lse_batch + at * p.lse_row + head * p.lse_head] : -kInfinity;
+    const float dlse = used && p.dlse ? p.dlse[s.batch * p.dlse_batch + at * p.dlse_row + head * p.dlse_head] : 0.0f;
     float sum = 0;
     if (query < s.q_rows && lane * 8 < p.head_dim_v) {
       Eight out{}, dout{};
@@ -86,28 +90,20 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
     }
     sum = sum_over_lanes<kLanes>(sum);
     if (lane != 0) return;
-    const float lse = used ? p.lse[s.batch * p.lse_batch + at * p.lse_row + head * p.lse_head] : -kInfinity;
-    if (used && p.dlse) sum -= p.dlse[s.batch * p.dlse_batch + at * p.dlse_row + head * p.dlse_head];
     const bool nothing = lse == -kInfinity;
     lse_delta[row] = nothing ? -kInfinity : -kLog2e * lse;
-    lse_delta[T.tile_m + row] = nothing ? 0.0f : sum;
+    lse_delta[T.tile_m + row] = nothing ? 0.0f : sum - dlse;
   };
-#pragma unroll 1
-  for (int begin = 0; begin < T.tile_m; begin += T.preprocess_queries()) {
+  const int begin = part * T.kPreprocessQueries;
 #pragma unroll
-    for (int first = begin; first < begin + T.preprocess_queries(); first += kRows) make(first + threadIdx.x / kLanes);
-  }
+  for (int row = 0; row < T.kPreprocessQueries; row += kRows) make(begin + row + threadIdx.x / kLanes);
   if (!p.dsink) return;
   // Sums sink probability * -delta, the sink's derivative, over the rows. One warp computes the sum in a fixed order.
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const float sink = kLog2e * load_element<T.options.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
-  float sum = 0;
-#pragma unroll
-  for (int row = threadIdx.x; row < T.tile_m; row += 32) {
-    const float probability = sink == -kInfinity ? 0.0f : exp2_approx(sink + lse_delta[row]);
-    sum = fmaf(-probability, lse_delta[T.tile_m + row], sum);
-  }
-  sum = sum_over_lanes<32>(sum);
-  if (threadIdx.x == 0) p.dsink_of_m_block[block] = sum;
+  const int row = begin + threadIdx.x;  // of kPreprocessQueries rows, one per lane
+  const float probability = sink == -kInfinity ? 0.0f : exp2_approx(sink + lse_delta[row]);
+  const float sum = sum_over_lanes<32>(-probability * lse_delta[T.tile_m + row]);
+  if (threadIdx.x == 0) p.dsink_parts[blockIdx.x] = sum;
 }

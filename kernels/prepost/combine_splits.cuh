@@ -35,8 +35,8 @@ TANDEM_DEVICE void store_columns(void* to, bool is_f32, i64 at, const float (&x)
   }
 }
 
-// The splits whose loads are in flight together.
-constexpr int kSplitsAtOnce = 8;
+// The 16-byte loads of a lane that are in flight together.
+constexpr int kLoadsAtOnce = 8;
 
 // The splits of a row of the result (a query and head), and the row.
 struct SplitResults {
@@ -91,8 +91,47 @@ TANDEM_DEVICE bool find_device_split_row(const ForwardParams& p, i64 n, SplitRes
   return true;
 }
 
-// A lane has kCombineColumns columns at a time, which are 16 bytes of a float32 row. The plan aligns all rows to 16
-// bytes.
+// Stores the columns of a lane: kChunks chunks of kCombineColumns columns at a time, which are 16 bytes of a float32
+// row. The plan aligns all rows to 16 bytes.
+template <auto T, int kChunks, class Lse>
+TANDEM_DEVICE void combine_columns(const ForwardParams& p, const SplitResults& row, int lane, const Lse& lse,
+                                   float largest, float inverse) {
+  constexpr int kSplits = kLoadsAtOnce / kChunks;
+  const int step = p.split.lanes * kCombineColumns;  // columns between two chunks of a lane
+#pragma unroll 1
+  for (int begin = lane * kCombineColumns; begin < p.head_dim_v; begin += kChunks * step) {
+    float out[kChunks][kCombineColumns] = {};
+#pragma unroll 1
+    for (int first = 0; first < row.count; first += kSplits) {
+      Chunk x[kSplits][kChunks];
+      float part[kSplits];
+#pragma unroll
+      for (int i = 0; i < kSplits; ++i) part[i] = first + i < row.count ? lse(first + i) : -kInfinity;
+#pragma unroll
+      for (int i = 0; i < kSplits; ++i) {
+        if (part[i] == -kInfinity) continue;
+        const float* const from = row.out + (first + i) * row.out_stride + begin;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j)
+          if (begin + j * step < p.head_dim_v) x[i][j] = *reinterpret_cast<const Chunk*>(from + j * step);
+      }
+#pragma unroll
+      for (int i = 0; i < kSplits; ++i) {
+        if (part[i] == -kInfinity) continue;
+        const float weight = expf(part[i] - largest) * inverse;
+#pragma unroll
+        for (int j = 0; j < kChunks; ++j)
+#pragma unroll
+          for (int c = 0; c < kCombineColumns; ++c) out[j][c] = fmaf(weight, __uint_as_float(x[i][j].x[c]), out[j][c]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kChunks; ++j)
+      if (begin + j * step < p.head_dim_v)
+        store_columns<T>(row.to, p.split.f32_out, row.to_row + begin + j * step, out[j]);
+  }
+}
+
 template <auto T>
 TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   const SplitParams& split = p.split;
@@ -105,29 +144,10 @@ TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
   const float largest = largest_lse(lse, row.count);
   const bool sees = !(largest == -kInfinity);  // true for NaN
   const float sum = sees ? sum_exp_lse(lse, row.count, largest) : 0, inverse = sees ? 1 / sum : 0;
-#pragma unroll 1
-  for (int column = lane * kCombineColumns; column < p.head_dim_v; column += split.lanes * kCombineColumns) {
-    float out[kCombineColumns] = {};
-#pragma unroll 1
-    for (int first = 0; first < row.count; first += kSplitsAtOnce) {
-      Chunk x[kSplitsAtOnce];
-      float part[kSplitsAtOnce];
-#pragma unroll
-      for (int i = 0; i < kSplitsAtOnce; ++i) part[i] = first + i < row.count ? lse(first + i) : -kInfinity;
-#pragma unroll
-      for (int i = 0; i < kSplitsAtOnce; ++i) {
-        if (part[i] == -kInfinity) continue;
-        x[i] = *reinterpret_cast<const Chunk*>(row.out + (first + i) * row.out_stride + column);
-      }
-#pragma unroll
-      for (int i = 0; i < kSplitsAtOnce; ++i) {
-        if (part[i] == -kInfinity) continue;
-        const float weight = expf(part[i] - largest) * inverse;
-#pragma unroll
-        for (int c = 0; c < kCombineColumns; ++c) out[c] = fmaf(weight, __uint_as_float(x[i].x[c]), out[c]);
-      }
-    }
-    store_columns<T>(row.to, split.f32_out, row.to_row + column, out);
+  if (split.lanes <= kFewCombineLanes) {
+    combine_columns<T, 4>(p, row, lane, lse, largest, inverse);
+  } else {
+    combine_columns<T, 1>(p, row, lane, lse, largest, inverse);
   }
   if (row.to_lse && lane == 0) *row.to_lse = sees ? largest + logf(sum) : -kInfinity;
 }

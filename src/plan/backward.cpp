@@ -80,6 +80,7 @@ int64_t even_groups(int64_t heads, int64_t most) {
 // n_blocks are unequal and add in order.
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
+  if (tuning.l2_heads) return static_cast<int>(std::min<int64_t>(*tuning.l2_heads, heads));
   const int64_t head_tiles = std::max(int64_t{t.n_blocks} * t.m_splits, int64_t{1});
   const int64_t epilogue = t.tile.short_q ? 0 : tuning.epilogue_iterations;
   const int64_t iterations = std::max<int64_t>(p.group() * t.sequence_m_blocks / t.m_splits + epilogue, 1);
@@ -93,6 +94,10 @@ int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
   } else {
     if (head_tiles >= tuning.long_head_n_blocks && head_tiles <= iterations)
       wanted = std::max<int64_t>(t.tile.head_dim > 64 ? wanted : 2 * wanted, 2);
+    const int64_t head_bytes =
+        std::max<int64_t>(p.seqlen_q * p.group(), 1) * query_bytes(t.tile.head_dim, t.tile.head_dim_v);
+    if (t.tile.ctas == 1 && !varlen(p))
+      wanted = std::max(wanted, std::min(tuning.full_l2_bytes / head_bytes, tuning.max_full_heads));
     groups = tuning.prefers_even_groups ? even_groups(heads, wanted) : ceil_div(heads, wanted);
   }
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));
@@ -251,12 +256,13 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
   for (const Unit unit : {Unit::main, Unit::prepost}) plan->kernels.push_back(kernel_of(p, t.tile.kernel, unit));
   const int64_t blocks = p.total_q > 0 ? p.heads_q * t.m_blocks : 0;
   const auto count = static_cast<uint32_t>(blocks);
+  const int64_t preprocess_ctas = blocks * t.tile.preprocess_ctas;
   // Without queries no kernel computes delta, and a memset zeroes the counter.
   const int delta = count > 0 ? 0 : kMemset;
   if (count > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
                               .entry = EntryId::preprocess,
-                              .grid = count,
+                              .grid = static_cast<uint32_t>(preprocess_ctas),
                               .block = static_cast<uint32_t>(t.tile.preprocess_threads)});
   } else {
     plan->fills.push_back({0, 3 * sizeof(int)});
@@ -289,7 +295,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
     t.dkv_accum_offset = region("workspace.dkv_accum", floats * static_cast<int64_t>(sizeof(float)), main);
   }
   if (p.dsink) {
-    t.dsink_offset = region("workspace.dsink", blocks * static_cast<int64_t>(sizeof(float)), delta);
+    t.dsink_offset = region("workspace.dsink", preprocess_ctas * static_cast<int64_t>(sizeof(float)), delta);
   }
   if (p.dout.dtype == DType::f32) {
     const int64_t rows = p.packed_q() ? p.total_q : p.batch * p.seqlen_q;

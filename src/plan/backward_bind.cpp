@@ -125,6 +125,7 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->chunk_n_blocks = static_cast<int>(t.chunk.n_blocks);
   params->ds_row_stride = static_cast<int>(t.chunk.row_n_blocks);
   params->pack_triangle = t.chunk.pack_triangle;
+  params->dq_sum_n_blocks = static_cast<int>(t.chunk.sum_n_blocks);
 }
 
 ModElement element_of(DType type) {
@@ -184,7 +185,7 @@ void BackwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace
     params.dsink = p.dsink.data;
     params.dsink_head = p.dsink.head;
     params.dsink_is_f32 = p.dsink.dtype == DType::f32;
-    params.dsink_of_m_block = reinterpret_cast<float*>(workspace + t.dsink_offset);
+    params.dsink_parts = reinterpret_cast<float*>(workspace + t.dsink_offset);
   }
   if (p.dbias) set_dbias(p, &params);
   if (p.dout.dtype == DType::f32) params.dout_rounded = workspace + t.dout_offset;

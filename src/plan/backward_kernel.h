@@ -37,7 +37,7 @@ struct BackwardKernel {
   int tile_m, tile_n;  // queries per iteration, keys per n_block
   int q_box, k_box;    // rows per TMA box
   // score_threads: kernels that compute scores again
-  int threads, preprocess_threads, postprocess_threads, score_threads;
+  int threads, preprocess_threads, preprocess_ctas, postprocess_threads, score_threads;
   int smem_bytes, dbias_smem_bytes, captured_smem_bytes;
   int dq_floats;                           // per iteration
   int dq_semaphores;                       // per m_block
@@ -66,6 +66,7 @@ struct BackwardKernel {
         k_box(k_rows),
         threads(t.threads()),
         preprocess_threads(T::kPreprocessThreads),
+        preprocess_ctas(t.preprocess_ctas()),
         postprocess_threads(t.postprocess_threads()),
         score_threads(t.score_threads()),
         smem_bytes(t.smem_bytes()),

@@ -16,6 +16,7 @@ struct ChunkSizes {
   int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
   int64_t bytes = 0;
   int64_t tile_heads = 1;      // query heads of a group that one tile iterates over
+  int64_t sum_n_blocks = 1;    // n_blocks of one sum of dq
   bool pack_triangle = false;  // two m_blocks share a row of dS
 };
 

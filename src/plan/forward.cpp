@@ -81,6 +81,13 @@ void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuni
   t->splits = static_cast<int>(ceil_div(n_blocks, t->split_n_blocks));
 }
 
+// Returns the lanes of combine_splits() that share a row. A lane computes its row's place and weights once, so that
+// many rows use few lanes. Few rows need lanes for their loads.
+int choose_combine_lanes(const Problem& p, const ForwardOrderTuning& tuning) {
+  const uint64_t most = p.total_q * p.heads_q >= tuning.combine_many_rows ? kFewCombineLanes : 32;
+  return static_cast<int>(std::min(most, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
+}
+
 // Bounds of the splits that schedule() makes, each of `keys` keys. further: of all sequences, after the first splits.
 // rows: of results.
 struct DeviceSplits {
@@ -169,6 +176,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
   set_splits(p, planner, tuning, &t);
+  t.combine_lanes = choose_combine_lanes(p, planner.forward_order(tuning));
   const int64_t work_tiles = (tiles + further * packed_heads) * t.splits;
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
@@ -214,7 +222,7 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
   if (t.splits > 1 || t.split_rows > 0) {
     const int64_t rows = (t.split_rows > 0 ? p.batch * combined_queries(p, t) : p.total_q) * p.heads_q;
     plan->launches.push_back({.entry = EntryId::combine_splits,
-                              .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / combine_lanes(p))),
+                              .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / t.combine_lanes)),
                               .block = kCombineThreads,
                               .overlap_previous = overlaps});
   }
@@ -297,10 +305,6 @@ ScoreOptions options_of(const Problem& p) {
 int combined_queries(const Problem& p, const ForwardSchedule& t) {
   const int64_t queries = p.seqused_q ? t.tile.tile_m() / t.pack_gqa : t.split_max_queries;
   return static_cast<int>(std::min(p.seqlen_q, queries));
-}
-
-int combine_lanes(const Problem& p) {
-  return static_cast<int>(std::min<uint64_t>(32, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
 }
 
 bool is_near_one(double scale) { return scale > 0x1p-20 && scale < 0x1p20; }

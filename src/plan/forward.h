@@ -66,8 +66,6 @@ Config with_pages(Config t, const Problem& p) {
   if (p.page_table) t.page_rows = static_cast<int>(std::gcd(p.page_table.page_size, int64_t{t.tile_n}));
   return t;
 }
-// The lanes of combine_splits() that share a row.
-int combine_lanes(const Problem& problem);
 // The queries of a sequence that combine_splits() visits with T.device_splits: all that may share a tile with a split.
 int combined_queries(const Problem& problem, const ForwardSchedule& schedule);
 void set_lengths(const Problem& problem, ForwardParams* params);

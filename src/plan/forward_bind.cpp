@@ -116,7 +116,7 @@ void set_device_splits(const Problem& p, const ForwardSchedule& t, std::byte* wo
   split->max_queries = t.split_max_queries;
   split->rows = t.split_rows;
   split->queries = combined_queries(p, t);
-  split->lanes = combine_lanes(p);
+  split->lanes = t.combine_lanes;
   split->f32_out = p.out.dtype == DType::f32;
   split->first_rows = reinterpret_cast<int*>(workspace + t.split_first_rows_offset);
   split->row_out = reinterpret_cast<float*>(workspace + t.split_out_offset);
@@ -132,7 +132,7 @@ void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspac
     split.count = t.splits;
     split.n_blocks = t.split_n_blocks;
     split.batches = static_cast<int>(result_sequences(p));
-    split.lanes = combine_lanes(p);
+    split.lanes = t.combine_lanes;
     split.f32_out = p.out.dtype == DType::f32;
     split.out = p.out.data;
     set_out_and_lse(p.out, p.lse, &split);

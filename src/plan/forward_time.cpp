@@ -8,24 +8,30 @@
 namespace tandem::plan {
 namespace {
 
-// The n_blocks of the first and of the last m_block. Under a causal mask the m_blocks between them increase linearly.
+// The n_blocks of the first and of the last m_block. Under a causal mask the m_blocks between them increase linearly,
+// after m_blocks that see no key.
 struct NBlocks {
   int64_t all, first, last;
+  double mean;
 
   NBlocks(const Problem& p, const ForwardTiles& t) : all(ceil_div(p.seqlen_k, t.tile_n)) {
     const int64_t queries = std::max(t.tile_m / t.pack_gqa, 1);
     first = seen_by(p, t, std::min(p.seqlen_q, queries)), last = seen_by(p, t, p.seqlen_q);
+    const double seeing = needs_right_mask(p) ? static_cast<double>(p.seqlen_q + std::min<int64_t>(offset(p), 0)) : 0;
+    const double share = seeing > 0 ? seeing / static_cast<double>(p.seqlen_q) : 1;
+    mean = share * static_cast<double>(first + last) / 2;
     if (!needs_left_mask(p)) return;
     const int64_t left = std::min(p.window_left, p.seqlen_k);
     const int64_t right = needs_right_mask(p) ? std::clamp<int64_t>(p.window_right, 0, p.seqlen_k) : p.seqlen_k;
     const int64_t most = ceil_div(left + right + queries, t.tile_n) + 1;
     first = std::min(first, most), last = std::min(last, most);
+    mean = static_cast<double>(first + last) / 2;
   }
+  static int64_t offset(const Problem& p) { return p.diagonal_offset + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0); }
   // The n_blocks before the end of the keys that the query before `end` sees.
   int64_t seen_by(const Problem& p, const ForwardTiles& t, int64_t end) const {
     if (!needs_right_mask(p)) return all;
-    const int64_t offset = p.diagonal_offset + (p.bottom_right ? p.seqlen_k - p.seqlen_q : 0);
-    const int64_t keys = std::clamp<int64_t>(end + std::min(p.window_right, p.seqlen_k) + offset, 1, p.seqlen_k);
+    const int64_t keys = std::clamp<int64_t>(end + std::min(p.window_right, p.seqlen_k) + offset(p), 1, p.seqlen_k);
     return ceil_div(keys, t.tile_n);
   }
 };
@@ -42,9 +48,8 @@ double predict(const Problem& p, const ForwardTiles& t, const ForwardTimes& time
     iterations *= static_cast<double>(ceil_div(t.tiles * splits, sms));
   } else if (t.tiles * splits > sms) {
     // A CTA that ends takes the longest tile left.
-    const double mean = static_cast<double>(n_blocks.first + n_blocks.last) / 2;
-    const double total = tiles * (mean + times.tile * parts);
-    iterations = std::max(iterations, total / static_cast<double>(sms) + (first + times.tile) / 2);
+    const double total = tiles * (n_blocks.mean + times.tile * parts);
+    iterations = std::max(iterations, total / static_cast<double>(sms) + first + times.tile);
   }
   // One warpgroup with rows has the tensor core for itself.
   const double share = p.seqlen_q * t.pack_gqa <= 64 ? tuning.one_warpgroup : 1;

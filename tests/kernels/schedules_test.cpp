@@ -27,7 +27,7 @@ plan::Tuning with_schedule(Schedule schedule, int64_t chunk_tiles = 512) {
   plan::Tuning tuning;
   tuning.sm90.backward.schedule = schedule;
   tuning.sm90.backward.ds_chunk_tiles = chunk_tiles;
-  tuning.sm90.backward.min_ds_bytes = 0;
+  tuning.sm90.backward.min_ds_bytes = tuning.sm90.backward.ds_chunk_bytes = 0;
   return tuning;
 }
 
@@ -117,6 +117,28 @@ TEST(KernelsSchedules, ChunksOfOneHead) {
   EXPECT_EQ(schedule.chunk.n_blocks, 128);
   EXPECT_EQ(schedule.ds_chunks, 2 * 3);
   expect_good_with(tuning, {flags});
+}
+
+// Sums of dq over one, two and three n_blocks, which are added in order.
+TEST(KernelsSchedules, SumsOfDq) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes[] = {
+      "--seqlen-q 130 --seqlen-k 450 --heads-q 2 --heads-k 1",
+      "--seqlen-q 300 --seqlen-k 300 --heads-q 2 --heads-k 2 --causal 1 --batch 2",
+      "--seqlen-q 190 --seqlen-k 400 --heads-q 2 --heads-k 1 --left 130 --right 5",
+      "--seqlen-q 70 --seqlen-k 330 --heads-q 3 --heads-k 3 --float32 g --accumulate 1",
+  };
+  for (const int n_blocks : {1, 2, 3}) {
+    for (const auto& [schedule, dims] : {std::pair{Schedule::ds_gmem, kWide}, {Schedule::ds_gmem_sub_m, kMla}}) {
+      plan::Tuning tuning = with_schedule(schedule);
+      tuning.sm90.backward.dq_sum_n_blocks = n_blocks;
+      std::vector<std::string> cases;
+      for (const char* flags : sizes) cases.push_back(dims + flags);
+      for (const std::string& flags : cases)
+        EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.chunk.sum_n_blocks, n_blocks) << flags;
+      expect_good_with(tuning, cases);
+    }
+  }
 }
 
 TEST(KernelsSchedules, ShortestFirst) {

@@ -51,6 +51,20 @@ TEST(KernelsSplits, EverySize) {
        {"--dtype bf16 --head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 200 --heads-q 2 --splits 4"}});
 }
 
+// Many rows have few lanes when the splits are merged.
+TEST(KernelsSplits, FewLanes) {
+  plan::Tuning tuning;
+  tuning.sm90.forward_order.combine_many_rows = tuning.sm100.forward_order.combine_many_rows = 0;
+  const ForcedTuning forced(tuning);
+  std::vector<CheckedCase> cases;
+  for (const char* dims : {"8", "64", "96", "128", "256"})
+    cases.emplace_back("--dtype bf16 --head-dim " + std::string(dims) + " --head-dim-v " + dims +
+                       " --seqlen-q 70 --seqlen-k 900 --heads-q 6 --heads-k 2 --splits 5 --causal 1");
+  cases.emplace_back(kShort + "--splits 3 --float32 o");
+  expect_all_good(cases);
+  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, kShort + "--splits 3", tuning).forward.combine_lanes, 8);
+}
+
 TEST(KernelsSplits, PackedSequences) {
   const std::string packed = "--dtype bf16 --packed 1 --heads-q 4 --heads-k 2 --lengths-q 1,130,0,40 ";
   expect_all_good({{packed + "--lengths-k 900,130,50,0 --splits 3"},

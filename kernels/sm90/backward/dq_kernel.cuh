@@ -1,6 +1,6 @@
 // dq of wide heads by a separate kernel. The kernel sums dS' K over the n_blocks of a chunk, from the dS that the main
-// kernel has stored. A CTA has one or two m_blocks per warpgroup, and sums over 8192 keys for each of them. One thread
-// loads.
+// kernel has stored. A CTA has one or two m_blocks per warpgroup, and one sum over at most 8192 keys for each of them.
+// One thread loads.
 //
 // A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last CTA stores dq. The order,
 // and so the result, does not depend on the chunks.
@@ -35,10 +35,10 @@ struct DqSum {
   TANDEM_DEVICE DqSum(const BackwardParams& p, const SequenceCoords& s, int m_block, int number) : before(number) {
     if (m_block * T.tile_m >= s.q_rows) return;
     const int count = count_n_blocks<T>(p, s, m_block), first = count > 0 ? first_n_block<T>(p, s, m_block) : 0;
-    begin = first + number * T.dq_sum_n_blocks();
-    end = max(begin, min(first + count, begin + T.dq_sum_n_blocks()));
+    begin = first + number * p.dq_sum_n_blocks;
+    end = max(begin, min(first + count, begin + p.dq_sum_n_blocks));
     exists = number == 0 || begin < end;
-    is_last = first + count <= begin + T.dq_sum_n_blocks();
+    is_last = first + count <= begin + p.dq_sum_n_blocks;
   }
   TANDEM_DEVICE bool has(int n_block) const { return n_block >= begin && n_block < end; }
 };
@@ -56,7 +56,7 @@ struct DqTile {
     const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
               of_sum = groups * p.chunk_heads;
     const int of_chunk = static_cast<int>(blockIdx.x) / of_sum;
-    number = chunk.first_n_block / T.dq_sum_n_blocks() + of_chunk;
+    number = chunk.first_n_block / p.dq_sum_n_blocks + of_chunk;
     const int rest = static_cast<int>(blockIdx.x) - of_chunk * of_sum, of_all = chunk.first_head + rest % p.chunk_heads;
     first_m_block = (groups - 1 - rest / p.chunk_heads) * T.dq_cta_m_blocks();
     head = of_all % p.heads_q;

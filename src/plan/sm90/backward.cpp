@@ -6,7 +6,7 @@
 #include "plan/backward_needs.h"
 #include "plan/forward.h"
 #include "plan/sm90/ds_chunks.h"
-#include "plan/sm90/rs_parts.h"
+#include "plan/sm90/parts.h"
 
 namespace tandem::plan {
 namespace {
@@ -41,9 +41,10 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
   if (p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v) > most) return false;
   // With grouped heads each query head accumulates dk and dv in memory. Only long tiles can hide the time of these
   // additions.
-  const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch;
-  return p.group() == 1 ||
-         (p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas);
+  const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch, sms = kH200Sms;
+  // In less than two waves the longest tiles must come first.
+  if (p.group() == 1) return config.shared_p() || tiles <= sms || tiles > 2 * sms;
+  return p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas;
 }
 
 // Returns true if one n_block has all keys and its CTAs visit every query, so that dq needs no sum in memory. Lengths
@@ -151,6 +152,7 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
     t.m_split = parts.m_splits > 1;
     t.spt = !t.single_n_block && uses_spt(p, t, tuning);
   }
+  if (tuning.spt) t.spt = *tuning.spt && may_use_spt(p, t) && !t.single_n_block;
   if (tuning.m_splits) parts.m_splits = *tuning.m_splits;
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
   if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
@@ -210,14 +212,18 @@ void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {
   BackwardSchedule& t = *schedule;
   const Sm90BackwardConfig& config = t.tile.for_hopper();
   // Without dq no dS is stored, and all tiles are one chunk.
-  if (!p.dq) t.chunk = {.heads = p.batch * p.heads_q, .n_blocks = t.n_blocks, .tile_heads = t.chunk.tile_heads};
+  if (!p.dq) {
+    t.chunk.heads = p.batch * p.heads_q;
+    t.chunk.n_blocks = t.n_blocks;
+    t.chunk.row_n_blocks = t.chunk.bytes = 0;
+  }
   t.ds_chunks = ceil_div(p.batch * p.heads_q, t.chunk.heads) * ceil_div(t.n_blocks, t.chunk.n_blocks);
   const int64_t heads = t.chunk.heads / t.chunk.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
   t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * t.chunk.n_blocks * parts));
   if (!p.dq) return;
   t.dq_ctas = count_dq_ctas(t.chunk, t.sequence_m_blocks, config);
   t.dq_smem_bytes = config.dq_smem_bytes();
-  t.accumulates_dq = count_dq_accums(t.n_blocks, t.chunk.row_n_blocks, config) > 1;
+  t.accumulates_dq = count_dq_accums(t.n_blocks, t.chunk, config) > 1;
 }
 
 }  // namespace tandem::plan

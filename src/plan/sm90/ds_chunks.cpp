@@ -37,19 +37,42 @@ int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_b
   return m_blocks - m_blocks / 2;
 }
 
+// Returns the n_blocks of a sum of dq with the least predicted time. More sums of an m_block use more SMs, but add to
+// memory one after the other. With a mask the longest sums begin first, and an m_block sees half of the n_blocks.
+int64_t choose_sum_n_blocks(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config,
+                            const Sm90BackwardTuning& tuning) {
+  const int64_t most = config.max_dq_sum_n_blocks(), ctas = chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks());
+  if (tuning.dq_sum_n_blocks) return std::clamp<int64_t>(*tuning.dq_sum_n_blocks, 1, most);
+  const int64_t n_blocks = config.options.bounded_left ? chunk.row_n_blocks : chunk.n_blocks;
+  const bool has_mask = config.options.bounded_left || config.options.bounded_right;
+  const double n_block = kSm90DqTimes.keys * config.cta_keys() / 64, sms = kH200Sms;
+  const auto predict = [&](int64_t sums) {
+    const auto longest = static_cast<double>(ceil_div(n_blocks, sums)), count = static_cast<double>(sums);
+    const double waves = static_cast<double>(ceil_div(ctas * sums, kH200Sms));
+    const double all = static_cast<double>(ctas * n_blocks) / (2 * sms);
+    const double time = n_block * (has_mask ? std::max(longest, all) : waves * longest);
+    return time + count * kSm90DqTimes.sum + (count - 1) * static_cast<double>(ctas) * kSm90DqTimes.bytes;
+  };
+  const int64_t first = ceil_div(n_blocks, most);
+  int64_t best = first;
+  double least = tuning.worth * predict(first);
+  for (int64_t sums = first + 1; sums <= std::min(tuning.max_dq_sums, n_blocks); ++sums)
+    if (predict(sums) < least) best = sums, least = predict(sums);
+  return best == first ? most : ceil_div(n_blocks, best);
+}
+
 }  // namespace
 
-int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config) {
-  return ceil_div(config.options.bounded_left ? row_n_blocks : n_blocks, config.dq_sum_n_blocks());
+int64_t count_dq_accums(int64_t n_blocks, const ChunkSizes& chunk, const Sm90BackwardConfig& config) {
+  return ceil_div(config.options.bounded_left ? chunk.row_n_blocks : n_blocks, chunk.sum_n_blocks);
 }
 
 int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config) {
-  const int64_t accums = count_dq_accums(chunk.n_blocks, chunk.row_n_blocks, config);
-  return chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * accums;
+  return chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * count_dq_accums(chunk.n_blocks, chunk, config);
 }
 
 // A chunk of a few hundred tiles fills the GPU and stays in the L2 cache if sequences are short. Only without a mask
-// one head may be divided, because its tiles are equal. The sums do not depend on the chunks. Two heads per tile halve
+// one head may be divided, because its tiles are equal. Two heads per tile halve
 // the traffic of dk and dv, which pays under a causal mask with short tiles.
 ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
@@ -64,18 +87,21 @@ ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, c
   chunk.n_blocks = chunk.row_n_blocks = n_blocks;
   const int64_t rows = set_rows(p, config, m_blocks, &chunk), head_blocks = rows * chunk.row_n_blocks;
   if (head_blocks <= most) {
-    const int64_t fitting = std::min(most / head_blocks, heads), wanted = ceil_div(tuning.ds_chunk_tiles, n_blocks);
+    const int64_t fitting = std::min(most / head_blocks, heads);
+    const int64_t wanted =
+        std::max(ceil_div(tuning.ds_chunk_tiles, n_blocks), tuning.ds_chunk_bytes / (head_blocks * block_bytes));
     chunk.heads = std::clamp(fitting, int64_t{1}, wanted);
     const bool pairs_heads = p.group() % 2 == 0 && config.options.bounded_right && !config.options.bounded_left &&
                              m_blocks <= tuning.two_head_tile_max_m_blocks;
     if (pairs_heads && round_up(wanted, 2) <= fitting) chunk.heads = round_up(wanted, 2), chunk.tile_heads = 2;
     chunk.heads = round_up(even_chunk_heads(heads, n_blocks, chunk.heads, has_mask), chunk.tile_heads);
-  } else if (!has_mask && most / m_blocks >= config.dq_sum_n_blocks()) {
+    chunk.sum_n_blocks = choose_sum_n_blocks(chunk, m_blocks, config, tuning);
+  } else if (!has_mask && most / m_blocks >= config.max_dq_sum_n_blocks()) {
     // A part of one head: whole sums of dq, in parts as equal as these allow.
     chunk.heads = 1;
-    const int64_t accums = ceil_div(n_blocks, config.dq_sum_n_blocks());
-    const int64_t most_accums = most / m_blocks / config.dq_sum_n_blocks();
-    chunk.n_blocks = chunk.row_n_blocks = ceil_div(accums, ceil_div(accums, most_accums)) * config.dq_sum_n_blocks();
+    chunk.sum_n_blocks = config.max_dq_sum_n_blocks();
+    const int64_t accums = ceil_div(n_blocks, chunk.sum_n_blocks), most_accums = most / m_blocks / chunk.sum_n_blocks;
+    chunk.n_blocks = chunk.row_n_blocks = ceil_div(accums, ceil_div(accums, most_accums)) * chunk.sum_n_blocks;
   } else {
     return {};
   }

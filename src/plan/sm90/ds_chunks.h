@@ -15,7 +15,7 @@ ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, c
 
 // Returns the maximum number of partial sums of dq that one m_block has over these n_blocks. With a window the sums
 // begin at its first n_block.
-int64_t count_dq_accums(int64_t n_blocks, int64_t row_n_blocks, const Sm90BackwardConfig& config);
+int64_t count_dq_accums(int64_t n_blocks, const ChunkSizes& chunk, const Sm90BackwardConfig& config);
 
 // CTAs of the kernel that computes dq of one chunk.
 int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config);

@@ -80,17 +80,21 @@ double predict(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa, const
 
 // Returns the tile with the least predicted time: t, or another tile that is clearly faster. Dense problems have known
 // lengths. The order of sums with batch_invariant must not depend on them.
-Sm90ForwardConfig fastest_tile(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa,
-                               const ForwardOrderTuning& tuning) {
+Sm90ForwardConfig fastest_tile(const Problem& p, const Sm90ForwardConfig& t, int pack_gqa, const Sm90Tuning& tuning) {
   if (t.options.varlen || t.options.bounded_left || p.batch_invariant || p.seqlen_k == 0) return t;
+  const ForwardOrderTuning& order = tuning.forward_order;
   Sm90ForwardConfig best = t;
-  double least = predict(p, t, pack_gqa, tuning);
+  double least = predict(p, t, pack_gqa, order);
   for (const Sm90OtherTile& other : kSm90OtherTiles) {
     if (t.head_dim > other.head_dim || t.head_dim_v > other.head_dim_v) continue;
     Sm90ForwardConfig tile = t;
     tile.warpgroups = other.warpgroups, tile.tile_n = other.tile_n, tile.stages = other.stages;
-    const double time = predict(p, tile, pack_gqa, tuning);
-    if (time < tuning.worth * least) best = tile, least = time;
+    if (tuning.other_tile) {
+      if (static_cast<size_t>(&other - kSm90OtherTiles) == *tuning.other_tile) return tile;
+      continue;
+    }
+    const double time = predict(p, tile, pack_gqa, order);
+    if (time < order.worth * least) best = tile, least = time;
   }
   return best;
 }
@@ -132,7 +136,7 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
     if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.options.bounded_left, t.options.bounded_right, scores}))
       continue;
     t = c.applied_to(t);
-    if (scores == Scores::plain && !tuning.forward_row) t = fastest_tile(p, t, pack_gqa, tuning.forward_order);
+    if (scores == Scores::plain && !tuning.forward_row) t = fastest_tile(p, t, pack_gqa, tuning);
     t.kv_ctas = choose_kv_ctas(p, t);
     return t;
   }

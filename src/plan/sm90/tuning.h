@@ -122,44 +122,59 @@ inline constexpr int kBiasCtas = 2;
 // CTAs of a cluster that share K and V by multicast while each loads a separate bias.
 inline constexpr int kBiasKvCtas = 2;
 
-// Microseconds of the schedule rs, measured on an H100 with random shapes of bench/rig/random_shapes.py.
+// Microseconds of the schedule rs, fitted to an H200's times of random shapes: python bench/tune.py --regret.
 struct Sm90BackwardTimes {
   double launch;            // all launches of a call
   double tile;              // the begin and the end of a tile
   double iteration;         // an iteration of a CTA
   double narrow_iteration;  // the same with a padded head_dim
   double dq_wait;           // until the next n_block can add its dq
+  double causal_wait;       // share of the n_blocks that wait under a causal mask, at least
   double m_split;           // the additional sums of dk and dv
   double byte_rate;         // bytes of sums per microsecond
 };
-inline constexpr Sm90BackwardTimes kSm90Times64{9, 2.8, 2.3, 2.3, 0.8, 5.3, 4e6};
-inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 4, 4e6};
+inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 0.6, 9.6, 12.2e6};
+inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 0, 4, 4e6};
+
+// Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256: 64 keys of a sum, a sum
+// that waits for the earlier sum, and a CTA's share of the memory's time for a further sum.
+struct Sm90DqTimes {
+  double keys, sum, bytes;
+};
+inline constexpr Sm90DqTimes kSm90DqTimes{1, 4, 0.04};
 
 struct Sm90BackwardTuning {
   // Limits of m_splits: iterations of a part at least, parts at most, and waves of tiles up to which query heads are
-  // split.
+  // split. The second number of waves is for the schedule rs.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
+  double rs_head_split_waves = 2.1;
+  int64_t max_dq_sums = 16;  // dS in global memory
+  double worth = 0.96;       // the largest share of the time for more sums of dq
 
   // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache. The second value is
   // for head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
-  // dS in global memory: tiles of a chunk, and bytes of dS per element of a float32 gradient. Up to the third value in
-  // m_blocks, a tile iterates over two query heads.
-  int64_t ds_chunk_tiles = 512, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
+  // dS in global memory: tiles of a chunk, which has more tiles up to the second value in bytes; and bytes of dS per
+  // element of a float32 gradient. Up to the fourth value in m_blocks, a tile iterates over two query heads.
+  int64_t ds_chunk_tiles = 512, ds_chunk_bytes = 32 << 20, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
   // dS of few heads may take this many bytes, and the sums of dq with dq_splits.
   int64_t min_ds_bytes = 512 << 20, max_dq_split_bytes = 128 << 20;
 
-  BackwardOrderTuning order{.sms = kH200Sms};
+  BackwardOrderTuning order{.sms = kH200Sms, .full_l2_bytes = 32 << 20};
 
-  // For tests: the only schedule besides shared_p that wide heads may use, and the parts of the schedule rs.
+  // For tests and bench/tune.py: the only schedule besides shared_p that wide heads may use; the parts and the order of
+  // the schedule rs; with dS in global memory, the n_blocks of a sum of dq.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
-  std::optional<int> m_splits, dq_splits;
+  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks;
+  std::optional<bool> spt;
 };
 
 struct Sm90Tuning {
-  std::optional<size_t> forward_row;  // tests: the row of kSm90TuningRows for all lengths
+  // For tests and bench/tune.py: the row of kSm90TuningRows for all lengths, and the only tile of kSm90OtherTiles that
+  // a problem may use. The number of tiles stands for none.
+  std::optional<size_t> forward_row, other_tile;
   ForwardOrderTuning forward_order{.sms = kH200Sms};
   Sm90BackwardTuning backward;
 };

@@ -90,7 +90,7 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
       narrower = t.two_cta;
       EXPECT_FALSE(t.two_pass() && (narrow || (dim <= 64 && dim_v <= 192)));
       EXPECT_TRUE(t.two_pass() || t.head_dim + t.head_dim_v <= 256);
-      EXPECT_EQ(plan.launches[0].grid, 1u);  // m_blocks of 128 queries
+      EXPECT_EQ(plan.launches[0].grid, 4u);  // m_blocks of 128 queries, 32 per CTA
       if (t.two_cta) {
         EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
         EXPECT_EQ(plan.launches[2].block, 256u);

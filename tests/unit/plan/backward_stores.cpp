@@ -30,7 +30,8 @@ class BackwardStores {
                       t->dq_semaphores() * kInt);
       });
       ranges_.store("workspace.lse_delta", p.lse_delta, lse_delta_at(t, block) * kFloat, 2 * t->tile_m * kFloat);
-      if (p.dsink) ranges_.store("workspace.dsink", p.dsink_of_m_block, block * kFloat, kFloat);
+      const int64_t parts = t->preprocess_ctas();
+      if (p.dsink) ranges_.store("workspace.dsink", p.dsink_parts, block * parts * kFloat, parts * kFloat);
       if (!p.dout_rounded) return;
       const int of_head = static_cast<int>(block % p.m_blocks), head = static_cast<int>(block / p.m_blocks);
       const SequenceCoords s = sequence_coords(t, p, sequence_at(t, p, of_head));
@@ -62,8 +63,8 @@ class BackwardStores {
         for_extremes(p.sequence_m_blocks, [&](int64_t i) {
           const int m_block = static_cast<int>(i);
           const int64_t at = m_block_at(p, s, head, m_block);
-          if constexpr (requires { t->dq_sum_n_blocks(); }) {
-            if (count_n_blocks(t, p, s, m_block) > t->dq_sum_n_blocks()) {
+          if constexpr (requires { t->max_dq_sum_n_blocks(); }) {
+            if (count_n_blocks(t, p, s, m_block) > p.dq_sum_n_blocks) {
               ranges_.store("workspace.dq_accum", p.dq_accum, dq_sums_at(t, at) * kFloat, t->dq_floats() * kFloat);
               ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, 0) * kInt, kInt);
             }

@@ -25,7 +25,7 @@ TEST(BackwardPlan, Launches) {
   EXPECT_TRUE(plan.fills.empty());
   EXPECT_EQ(plan.launches[0].kernel, plan::kPrepostKernel);
   EXPECT_EQ(plan.launches[0].entry, plan::EntryId::preprocess);
-  EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2);  // m_blocks of 64 queries
+  EXPECT_EQ(plan.launches[0].grid, 2u * 3 * 2 * 2);  // m_blocks of 64 queries, 32 per CTA
   EXPECT_FALSE(plan.launches[0].overlap_previous);
   EXPECT_EQ(plan.launches[1].kernel, 0);
   EXPECT_EQ(plan.launches[1].entry, plan::EntryId::main);
@@ -34,7 +34,7 @@ TEST(BackwardPlan, Launches) {
   EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
   EXPECT_EQ(plan.launches[2].kernel, plan::kPrepostKernel);
   EXPECT_EQ(plan.launches[2].entry, plan::EntryId::postprocess);
-  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid);
+  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid / 2);
 
   // With a limit, a launch must not begin early, because it would wait on multiprocessors reserved for other work.
   Problem limited = p;
@@ -73,7 +73,7 @@ TEST(BackwardPlan, FewKeysSplitTheirQueries) {
   p.seqlen_k = 200;
   const plan::Plan two = plan::make_plan(p, hopper());
   EXPECT_FALSE(two.backward.tile.single_n_block);
-  EXPECT_EQ(two.launches[2].grid, two.launches[0].grid + 2 * 2 * 8 * (4 + 4));
+  EXPECT_EQ(two.launches[2].grid, two.launches[0].grid / 2 + 2 * 2 * 8 * (4 + 4));
   p.seqlen_k = 77;
   EXPECT_EQ(plan.regions.back().bytes, static_cast<size_t>(t.tiles) * 128 * (128 + 128) * sizeof(float));
   p.sm_limit = 3;

@@ -182,7 +182,7 @@ TEST(PlanReasons, ReportTheBackward) {
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   const std::vector<std::string> launches = plan::launches(plan);
   ASSERT_EQ(launches.size(), 3u);
-  EXPECT_EQ(launches[0], "bwd_preprocess: 40 blocks of 256 threads");
+  EXPECT_EQ(launches[0], "bwd_preprocess: 80 blocks of 256 threads");
   EXPECT_EQ(launches[1].find("backward: 24 blocks of 384 threads, "), 0u);
   EXPECT_EQ(launches[2], "bwd_postprocess: 88 blocks of 256 threads, may begin before the previous launch has ended");
 }

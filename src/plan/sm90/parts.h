@@ -1,4 +1,4 @@
-// The parts that a Hopper backward with the schedule rs divides its sums into.
+// The parts that a Hopper backward divides its sums into.
 #pragma once
 
 #include "config/sm90_backward.h"

@@ -5,6 +5,7 @@
     python bench/tune.py cubins/ --write src/plan/sm90/tuning.h       # the rest; compiles missing kernels
     python bench/tune.py cubins/ --dims 128 --only 128x128x2_pingpong --seqlens 1024,16384 --fa3 libfa3_sm90.so
     python bench/tune.py cubins/ --all --seqlens 16384 --json rates.json # every tile, for bench/clocks.py --variants
+    python bench/tune.py --regret --library libtandem_tuning.so          # the plan's choices: rig/regret.py
 
 Tries every number of warpgroups, keys of a block and stages, with and without ping-pong, for each head_dim, full and
 causal, by length. The search skips kernels that spill registers or with more than twice the error of standard
@@ -26,6 +27,7 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 
 from rig import shapes, tiles
@@ -197,16 +199,17 @@ def entries(d, by_mask: dict) -> list[str]:
 
 def rewrite(text: str, found: dict) -> str:
     """Returns the table's text with new measurements of these dims. Rows for windows and score options are kept."""
-    match = re.search(r"(kSm90Choices\[\] = \{)(.*?)(\n\};)", text, re.S)
+    match = re.search(r"(kSm90TuningRows\[\] = \{)(.*?)(\n\};)", text, re.S)
     if not match:
-        raise SystemExit("--write: the file must have kSm90Choices[]: name a tuning.h")
+        raise SystemExit("--write: the file must have kSm90TuningRows[]: name a tuning.h")
     table: dict = {}
     for entry in re.findall(r"\{[^{}]*\}", match[2]):
         d = tuple(int(n) for n in re.findall(r"\d+", entry)[:2])
         table.setdefault(d, []).append(entry)
     for d, entries_of_d in found.items():
         old = table.get(d, [])
-        windows, others = [e for e in old if "Mask::left" in e], [e for e in old if "Scores::any" in e]
+        windows = [e for e in old if "Mask::left" in e and "Scores::plain" in e]
+        others = [e for e in old if "Scores::plain" not in e]
         table[d] = windows + entries_of_d + others
     lines = [entry for d in sorted(table) for entry in table[d]]
     body = "".join(f"\n    {entry}," for entry in lines)
@@ -214,6 +217,10 @@ def rewrite(text: str, found: dict) -> str:
 
 
 def main() -> None:
+    if "--regret" in sys.argv:
+        from rig import regret
+
+        return regret.main([word for word in sys.argv[1:] if word != "--regret"])
     options = parse()
     layout = tiles.Layout(options.dims, TRIED, options.only)
     for d in options.dims:

@@ -55,10 +55,11 @@ def view(t: torch.Tensor, alive: list):
 class _Call:
     """A pass over a problem's inputs. All calls write the same result tensors, which begin as NaN."""
 
-    def __init__(self, context: Context, x, which: int, tensors: dict):
+    def __init__(self, context: Context, x, which: int, tensors: dict, num_splits: int = 0):
         cell = x.cell
         self.context, self.which, self._alive = context, which, []
         self.args = api._Args(size=c.sizeof(api._Args), causal=int(cell.causal), softcap=cell.softcap)
+        self.args.num_splits = num_splits
         if cell.window:
             self.args.window, self.args.window_left = 1, cell.window - 1
         tensors = dict(tensors, q=x.q, k=x.k, v=x.v, sink=x.sink)
@@ -88,12 +89,12 @@ class _Call:
 class Forward(_Call):
     """A call returns (out, lse)."""
 
-    def __init__(self, context: Context, x):
+    def __init__(self, context: Context, x, num_splits: int = 0):
         cell, rows = x.cell, x.q.shape[:-2]
         self.out = torch.full((*rows, cell.heads, cell.dim_v), float("nan"), dtype=x.q.dtype, device=x.q.device)
         lse = (cell.heads, rows[0]) if cell.lengths else (rows[0], cell.heads, rows[1])
         self.lse = torch.full(lse, float("nan"), device=x.q.device)
-        super().__init__(context, x, FORWARD, dict(out=self.out, lse=self.lse))
+        super().__init__(context, x, FORWARD, dict(out=self.out, lse=self.lse), num_splits)
 
     def __call__(self):
         self.launch()

@@ -21,6 +21,7 @@ from typing import Any
 
 from tandem import _gpu, _import_paths
 from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
+from tandem._append import append_kv
 from tandem._binding import binding as _active
 from tandem._errors import Unsupported
 from tandem._score_mod import Blocks, Mod
@@ -32,6 +33,7 @@ __all__ = [
     "Gradients",
     "Mod",
     "Unsupported",
+    "append_kv",
     "attention",
     "attention_backward",
     "check",

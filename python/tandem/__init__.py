@@ -23,6 +23,7 @@ from tandem import _gpu, _import_paths
 from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
 from tandem._append import append_kv
 from tandem._binding import binding as _active
+from tandem._cascade import cascade_attention
 from tandem._errors import Unsupported
 from tandem._score_mod import Blocks, Mod
 
@@ -36,6 +37,7 @@ __all__ = [
     "append_kv",
     "attention",
     "attention_backward",
+    "cascade_attention",
     "check",
     "context_parallel",
     "description",

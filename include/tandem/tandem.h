@@ -396,6 +396,74 @@ TANDEM_API tandem_status tandem_merge(tandem_context* context, const tandem_merg
 /* Compiles every kernel that a merge on the context's GPU needs. Does nothing on the CPU. */
 TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
 
+/* ---- Appending to a cache: since 0.2 ---------------------------------------------------------------------------- */
+
+/* Writes new keys and values into a cache, and rotates new keys and queries (rotary position embedding).
+ *
+ * Place. With slot_mapping new key i has slot slot_mapping[i]: row slot % page_size of page slot / page_size; a
+ * negative slot skips the key. Otherwise key i of sequence b has place p = cache_seqlens[b] + i. With page_table the
+ * place is row p % page_size of page page_table[s, p / page_size], else row p of row s of the cache. s is
+ * cache_batch_idx[b], or b.
+ *
+ * A GPU skips a new key whose slot, place, page or s is outside the cache, and never writes there. The CPU refuses such
+ * a call before it writes. If several new keys have one slot of slot_mapping, the last of them is written. Without
+ * slot_mapping no two new keys may have one place.
+ *
+ * Rotation. A pair of dimensions (x, y) becomes (x cos - y sin, x sin + y cos). Products and sums are float32 (float64
+ * if T is), and the result is rounded once to T. cos and sin are row `position` of the tables: positions[i] if
+ * positions is given, else rotary_seqlens[b] + i (NULL: cache_seqlens[b] + i). A GPU does not rotate at a position
+ * outside the tables; the CPU refuses it. */
+typedef struct tandem_append_kv_args {
+  int64_t size; /* sizeof(tandem_append_kv_args) */
+
+  /* New keys and values of dtype T: (batch, seqlen_new, heads_k, head_dim) and (batch, seqlen_new, heads_k,
+   * head_dim_v). With cu_seqlens_new or slot_mapping (total_new, heads_k, ...). k, v and both caches may be
+   * NULL: only q is rotated. */
+  const tandem_tensor* k;
+  const tandem_tensor* v;
+  /* The caches of dtype T: (pages, page_size, heads_k, head_dim) and (pages, page_size, heads_k, head_dim_v), with any
+   * page_size. Without page_table and slot_mapping: (rows, seqlen_cache, heads_k, ...). Strides are free, but the last
+   * dimension is contiguous: both may be views of one cache, and heads may come before rows. */
+  const tandem_tensor* k_cache;
+  const tandem_tensor* v_cache;
+
+  /* (length), int64: the slot of each of the first `length` new keys. All other tensors of places must be NULL. */
+  const tandem_tensor* slot_mapping;
+  /* (rows, max_pages), int32, any strides; batch rows without cache_batch_idx. Only entries of new keys are read. */
+  const tandem_tensor* page_table;
+  /* (batch), int32: the keys that the cache already has, with a left pad. NULL: 0. */
+  const tandem_tensor* cache_seqlens;
+  const tandem_tensor* cache_batch_idx; /* (batch), int32 */
+  /* (batch + 1), int32, from 0, not decreasing. The last sum may be below total_new: the rows after it are not read. */
+  const tandem_tensor* cu_seqlens_new;
+
+  /* Queries of dtype T, (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with cu_seqlens_q or
+   * positions. q_out has q's shape and dtype, and may be q's tensor. Both NULL: no queries. Rows of no sequence are
+   * neither read nor written. */
+  const tandem_tensor* q;
+  const tandem_tensor* q_out;
+  const tandem_tensor* cu_seqlens_q; /* with the rules of cu_seqlens_new */
+
+  /* (table_rows, rotary_dim / 2), dtype T or float32. Both NULL: no rotation. rotary_dim is at most head_dim; later
+   * dimensions are copied. */
+  const tandem_tensor* rotary_cos;
+  const tandem_tensor* rotary_sin;
+  const tandem_tensor* rotary_seqlens; /* (batch), int32: the position of the first new key */
+  /* (length), int64: the position of each row of q, and of each row of k with slot_mapping. */
+  const tandem_tensor* positions;
+  /* Nonzero: pairs are dimensions (2 i, 2 i + 1). 0: pairs are dimensions (i, i + rotary_dim / 2). */
+  int32_t rotary_interleaved;
+  /* Nonzero: all queries of a sequence have the position of its first new key. */
+  int32_t single_q_position;
+} tandem_append_kv_args;
+
+/* stream: see tandem_forward. No workspace is needed. A GPU runs one kernel, which a graph can capture: lengths, slots
+ * and tables are read on the device. */
+TANDEM_API tandem_status tandem_append_kv(tandem_context* context, const tandem_append_kv_args* args, void* stream);
+
+/* Compiles the kernel of tandem_append_kv, one for all arguments. Does nothing on the CPU. */
+TANDEM_API tandem_status tandem_prepare_append_kv(tandem_context* context);
+
 /* ---- Block masks of a mask_mod: since 0.2 ----------------------------------------------------------------------- */
 
 /* Computes the block lists of tandem_attention_args from a mask_mod, with the rules of torch's create_block_mask. A

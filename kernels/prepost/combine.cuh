@@ -14,17 +14,17 @@ struct MergeRow {
 
   TANDEM_DEVICE MergeRow(const MergeParams& p, i64 row)
       : batch(row / p.heads / p.seqlen), query(row / p.heads % p.seqlen), head(row % p.heads) {}
-  TANDEM_DEVICE i64 offset(const MergeTensor& t) const { return batch * t.batch + query * t.row + head * t.head; }
-  TANDEM_DEVICE float lse(const MergeTensor& t) const { return static_cast<const float*>(t.data)[offset(t)]; }
+  TANDEM_DEVICE i64 offset(const StridedRows& t) const { return batch * t.batch + query * t.row + head * t.head; }
+  TANDEM_DEVICE float lse(const StridedRows& t) const { return static_cast<const float*>(t.data)[offset(t)]; }
 };
 
 // Loads `count` numbers from an element on, or kColumns at once if everything is aligned.
-TANDEM_DEVICE void load_columns(const void* data, MergeType type, i64 at, int count, bool aligned,
+TANDEM_DEVICE void load_columns(const void* data, ElementType type, i64 at, int count, bool aligned,
                                 float (&x)[MergeParams::kColumns]) {
   struct alignas(8) Halves {
     u16 x[MergeParams::kColumns];
   };
-  if (aligned && type == MergeType::f32) {
+  if (aligned && type == ElementType::f32) {
     const Chunk chunk = *reinterpret_cast<const Chunk*>(static_cast<const float*>(data) + at);
 #pragma unroll
     for (int n = 0; n < MergeParams::kColumns; ++n) x[n] = __uint_as_float(chunk.x[n]);
@@ -32,20 +32,20 @@ TANDEM_DEVICE void load_columns(const void* data, MergeType type, i64 at, int co
     const Halves halves = *reinterpret_cast<const Halves*>(static_cast<const u16*>(data) + at);
 #pragma unroll
     for (int n = 0; n < MergeParams::kColumns; ++n)
-      x[n] = type == MergeType::f16 ? to_float<true>(halves.x[n]) : to_float<false>(halves.x[n]);
+      x[n] = type == ElementType::f16 ? to_float<true>(halves.x[n]) : to_float<false>(halves.x[n]);
   } else {
 #pragma unroll
     for (int n = 0; n < MergeParams::kColumns; ++n) {
       if (n >= count) break;
-      x[n] = type == MergeType::f16 ? load_element<true>(data, at + n, false)
-                                    : load_element<false>(data, at + n, type == MergeType::f32);
+      x[n] = type == ElementType::f16 ? load_element<true>(data, at + n, false)
+                                      : load_element<false>(data, at + n, type == ElementType::f32);
     }
   }
 }
 
-TANDEM_DEVICE u16 to_half(float x, MergeType type) {
+TANDEM_DEVICE u16 to_half(float x, ElementType type) {
   u16 y;
-  if (type == MergeType::f16) {
+  if (type == ElementType::f16) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
   } else {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
@@ -53,9 +53,9 @@ TANDEM_DEVICE u16 to_half(float x, MergeType type) {
   return y;
 }
 
-TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, bool aligned,
+TANDEM_DEVICE void store_columns(void* data, ElementType type, i64 at, int count, bool aligned,
                                  const float (&x)[MergeParams::kColumns]) {
-  if (aligned && type == MergeType::f32) {
+  if (aligned && type == ElementType::f32) {
     *reinterpret_cast<Chunk*>(static_cast<float*>(data) + at) = {
         {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])}};
     return;
@@ -63,7 +63,7 @@ TANDEM_DEVICE void store_columns(void* data, MergeType type, i64 at, int count, 
 #pragma unroll
   for (int n = 0; n < MergeParams::kColumns; ++n) {
     if (n >= count) break;
-    if (type == MergeType::f32) {
+    if (type == ElementType::f32) {
       static_cast<float*>(data)[at + n] = x[n];
     } else {
       static_cast<u16*>(data)[at + n] = to_half(x[n], type);

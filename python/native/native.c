@@ -221,6 +221,68 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
   return request;
 }
 
+/* ---- Appending to a cache ---------------------------------------------------------------------------------------- */
+
+enum { kAppendTensors = 16 };
+
+/* append_kv(tensors, interleaved, single_q_position): descriptions or None, in the order of tandem_append_kv_args ->
+ * None or a request, as run() */
+static PyObject* append_kv(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject* described;
+  int interleaved, single_q_position;
+  if (!PyArg_ParseTuple(arguments, "O!pp", &PyTuple_Type, &described, &interleaved, &single_q_position)) return NULL;
+  if (PyTuple_Size(described) != kAppendTensors) {
+    PyErr_SetString(PyExc_TypeError, "tensors must have 16 items: pass each member of tandem_append_kv_args, or None");
+    return NULL;
+  }
+  Operand operands[kAppendTensors];
+  const tandem_tensor* t[kAppendTensors] = {NULL};
+  PyObject* first = NULL;
+  tandem_device device = {TANDEM_CPU, 0};
+  for (Py_ssize_t n = 0; n < kAppendTensors; ++n) {
+    PyObject* item = PyTuple_GetItem(described, n);
+    if (item == Py_None) continue;
+    memset(&operands[n], 0, sizeof operands[n]);
+    if (read_tensor(item, 0, &operands[n]) != kRead) {
+      if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "tensors must have descriptions of tensors: use _arrays.describe");
+      return NULL;
+    }
+    t[n] = &operands[n].tensor;
+    if (first == NULL) first = item, device = t[n]->device;
+  }
+  const tandem_append_kv_args args = {.size = sizeof args,
+                                      .k = t[0],
+                                      .v = t[1],
+                                      .k_cache = t[2],
+                                      .v_cache = t[3],
+                                      .slot_mapping = t[4],
+                                      .page_table = t[5],
+                                      .cache_seqlens = t[6],
+                                      .cache_batch_idx = t[7],
+                                      .cu_seqlens_new = t[8],
+                                      .q = t[9],
+                                      .q_out = t[10],
+                                      .cu_seqlens_q = t[11],
+                                      .rotary_cos = t[12],
+                                      .rotary_sin = t[13],
+                                      .rotary_seqlens = t[14],
+                                      .positions = t[15],
+                                      .rotary_interleaved = interleaved,
+                                      .single_q_position = single_q_position};
+  void* stream;
+  tandem_context* context;
+  PyObject* request = NULL;
+  if (!find_place(device, first, &context, &stream, &request)) return request;
+  tandem_status status;
+  Py_BEGIN_ALLOW_THREADS;
+  status = tandem_append_kv(context, &args, stream);
+  Py_END_ALLOW_THREADS;
+  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
+  Py_RETURN_NONE;
+}
+
 /* ---- Block masks ------------------------------------------------------------------------------------------------- */
 
 enum { kSizes = 6, kLists = 8 };
@@ -340,6 +402,7 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
      "run(what, call_args, workspace = 0, bytes = 0) -> None or a request"},
     {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None or a request"},
+    {"append_kv", append_kv, METH_VARARGS, "append_kv(tensors, interleaved, single_q_position) -> None or a request"},
     {"make_block_mask", make_block_mask, METH_VARARGS,
      "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None or a request"},
     {"last_error", last_error, METH_NOARGS, "the sentence of this thread's last call that failed"},

@@ -21,7 +21,9 @@ from typing import Any
 
 from tandem import _gpu, _import_paths
 from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
+from tandem._append import append_kv
 from tandem._binding import binding as _active
+from tandem._cascade import cascade_attention
 from tandem._errors import Unsupported
 from tandem._score_mod import Blocks, Mod
 
@@ -32,8 +34,10 @@ __all__ = [
     "Gradients",
     "Mod",
     "Unsupported",
+    "append_kv",
     "attention",
     "attention_backward",
+    "cascade_attention",
     "check",
     "context_parallel",
     "description",

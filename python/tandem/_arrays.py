@@ -25,6 +25,12 @@ _TORCH_DTYPES = {
     "torch.uint8": (1, 8),
 }
 
+# The tensors of tandem_append_kv_args, in its order.
+APPEND_TENSORS = (
+    "k", "v", "k_cache", "v_cache", "slot_mapping", "page_table", "cache_seqlens", "cache_batch_idx", "cu_seqlens_new",
+    "q", "q_out", "cu_seqlens_q", "rotary_cos", "rotary_sin", "rotary_seqlens", "positions",
+)  # fmt: skip
+
 
 def is_torch(x: Any) -> bool:
     """Returns True if x is a torch tensor; never imports torch."""

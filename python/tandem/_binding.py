@@ -13,6 +13,8 @@ A binding is a module with these names.
   PREPARE (prepare only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace and bytes are the
   address and size of GPU memory that the call may use. The function returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
+- ``append_kv(tensors, interleaved, single_q_position)`` takes a tuple of descriptions or None, in the order of
+  tandem_append_kv_args, and returns None or a request.
 - ``open_gpu(index)`` returns a tandem_status, and ``gpu_description(index)`` is None before it.
 - ``last_error()``, ``description()``, ``use_openmp_of(library)`` and ``version``
 
@@ -97,6 +99,23 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
         request = binding.merge(*parts)
     if request is not None:
         raise renamed(error_of(request[1], binding.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
+
+
+_APPENDED = ("k_cache", "v_cache", "q_out")  # the results of append_kv
+
+
+def append_kv(arrays: dict[str, Any], flags: tuple[bool, bool]) -> None:
+    """Appends to a cache; raises as call() does. arrays: by name, in the order of tandem_append_kv_args."""
+    described = tuple(None if x is None else _arrays.describe(x, name) for name, x in arrays.items())
+    for name, x in zip(arrays, described):
+        if x is not None and x[7] and name in _APPENDED:
+            raise ValueError(f"{name} must be writable: copy the array first")
+    request = binding.append_kv(described, *flags)
+    if request is not None and request[0] == "open":
+        _gpu.open_gpu(binding, request[1])
+        request = binding.append_kv(described, *flags)
+    if request is not None:
+        raise error_of(request[1], binding.last_error(), arrays)
 
 
 def make_block_mask(mask_mod: _score_mod.Bound, sizes: tuple[int, ...], lists: dict[str, Any], workspace: Any) -> None:

@@ -95,6 +95,15 @@ class _MergeArgs(ctypes.Structure):
     ]
 
 
+class _AppendKvArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        *((name, ctypes.POINTER(_Tensor)) for name in _arrays.APPEND_TENSORS),
+        ("rotary_interleaved", _int32),
+        ("single_q_position", _int32),
+    ]
+
+
 _BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 _LISTS = (*_BLOCKS, *(name.replace("kv_", "q_") for name in _BLOCKS))
 _SIZES = ("batch", "heads", "seqlen_q", "seqlen_k", "mask_block_q", "mask_block_k")
@@ -121,6 +130,7 @@ def _load() -> ctypes.CDLL:
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
     library.tandem_prepare.argtypes = library.tandem_check.argtypes
     library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
+    library.tandem_append_kv.argtypes = [ctypes.c_void_p, ctypes.POINTER(_AppendKvArgs), ctypes.c_void_p]
     library.tandem_make_block_mask.argtypes = [
         ctypes.c_void_p, ctypes.POINTER(_BlockMaskArgs), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
     ]  # fmt: skip
@@ -380,6 +390,19 @@ def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any])
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
     return _answer(_library.tandem_merge(_gpus[index], args, stream))
+
+
+def append_kv(tensors: tuple[Any, ...], interleaved: bool, single_q_position: bool) -> tuple[str, Any] | None:
+    """Appends to a cache. _binding.py describes it."""
+    pointers = [None if x is None else ctypes.pointer(_tensor_of(x)) for x in tensors]
+    args = _AppendKvArgs(ctypes.sizeof(_AppendKvArgs), *pointers, interleaved, single_q_position)
+    device, index = next((x[1:3] for x in tensors if x is not None), (_arrays.CPU, 0))
+    if device != _arrays.CUDA:
+        return _answer(_library.tandem_append_kv(_context(), args, None))
+    if index not in _gpus:
+        return "open", index
+    stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
+    return _answer(_library.tandem_append_kv(_gpus[index], args, stream))
 
 
 def make_block_mask(

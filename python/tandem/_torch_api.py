@@ -234,6 +234,15 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tens
     return torch.ops.tandem.merge(list(outs), list(lses), float32)
 
 
+def append_kv(arrays: dict[str, Any], flags: tuple[bool, bool]) -> None:
+    """Computes tandem.append_kv for torch tensors, by name in the order of the operator."""
+    for name, x in arrays.items():
+        if x is not None:
+            check_tensor(x, name)
+    with torch.no_grad():
+        torch.ops.tandem.append_kv(*arrays.values(), *flags)
+
+
 def _merge_in_torch(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
     """Merges by torch's operations, which torch.func transforms."""
     largest = torch.stack([x.detach() for x in lses]).amax(0)

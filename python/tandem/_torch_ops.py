@@ -18,8 +18,9 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"torch is {torch.__version__} and must be 2.10 or later: upgrade torch with 'pip install -U torch'"
     )
 
-from tandem import _gradients, _score_mod, _vmap
+from tandem import _arrays, _gradients, _score_mod, _vmap
 from tandem._binding import FORWARD, CallArgs, binding, call
+from tandem._binding import append_kv as append_to
 from tandem._binding import merge as merge_into
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
 from tandem._errors import Unsupported
@@ -84,6 +85,12 @@ _library.define(
     "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
 )
 _library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
+_library.define(
+    "append_kv(Tensor? k, Tensor? v, Tensor(a!)? k_cache, Tensor(b!)? v_cache, Tensor? slot_mapping, "
+    "Tensor? page_table, Tensor? cache_seqlens, Tensor? cache_batch_idx, Tensor? cu_seqlens_new, Tensor? q, "
+    "Tensor(c!)? q_out, Tensor? cu_seqlens_q, Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, "
+    "Tensor? positions, bool interleaved, bool single_q_position) -> ()"
+)
 forward_op = torch.ops.tandem.forward.default
 _backward_op = torch.ops.tandem.backward.default
 _max_scores_op = torch.ops.tandem.max_scores.default
@@ -195,7 +202,13 @@ def _merge_kernel(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool)
     return result
 
 
+def _append_kernel(*arguments: Any) -> None:
+    tensors = {name: None if x is None else x.detach() for name, x in zip(_arrays.APPEND_TENSORS, arguments)}
+    append_to(tensors, arguments[len(tensors) :])
+
+
 for _device in ("CPU", "CUDA"):
+    _library.impl("append_kv", _append_kernel, _device)
     _library.impl("forward", _forward_kernel, _device)
     _library.impl("max_scores", _max_scores_kernel, _device)
     _library.impl("backward", _backward_kernel, _device)
@@ -232,6 +245,7 @@ def _(
     return (*results(inputs, wanted), results(captured_of(inputs), wanted_captured or ()))
 
 
+torch.library.register_fake("tandem::append_kv", lambda *_: None, lib=_library)
 torch.library.register_fake("tandem::merge", _new_merged, lib=_library)
 torch.library.register_vmap("tandem::forward", _vmap.Rule(forward_op, INPUTS, before=0), lib=_library)
 torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward_op, INPUTS, before=4), lib=_library)

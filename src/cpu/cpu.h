@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cpu/threads.h"
+#include "problem/append_kv.h"
 #include "problem/make_blocks.h"
 #include "problem/merge.h"
 #include "problem/problem.h"
@@ -25,6 +26,9 @@ void backward(const Problem& problem, Threads& threads, void* workspace);
 
 // Merges float32, bfloat16 and float16 parts. The result has the same bits for any number of threads.
 void merge(const MergeProblem& problem, Threads& threads);
+
+// Writes the listed rows. The result has the same bits for any number of threads.
+void append_kv(const AppendKvProblem& problem, const AppendRows& rows, Threads& threads);
 
 // workspace: a byte for each block of the problem.
 void make_blocks(const MakeBlocksProblem& problem, Threads& threads, std::byte* workspace);

@@ -42,6 +42,13 @@ Status HostEngine::check_stream(void* stream) const {
   return Status::invalid("stream (not NULL) must be NULL on the CPU: pass NULL");
 }
 
+Status HostEngine::append_kv(const AppendKvProblem& problem, void*) {
+  AppendRows rows;
+  TANDEM_TRY(read_append_rows(problem, &rows));
+  cpu::append_kv(problem, rows, threads_);
+  return {};
+}
+
 Status HostEngine::make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void*) {
   cpu::make_blocks(problem, threads_, workspace);
   return {};

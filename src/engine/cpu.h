@@ -15,6 +15,8 @@ class HostEngine : public Engine {
   Status check_stream(void* stream) const override;
   Status prepare(const Problem&) override { return {}; }  // kernels are compiled with the library
   Status prepare_merge() override { return {}; }
+  Status append_kv(const AppendKvProblem& problem, void* stream) override;
+  Status prepare_append_kv() override { return {}; }
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem&) override { return {}; }
 

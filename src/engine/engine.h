@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "gpu/device.h"
+#include "problem/append_kv.h"
 #include "problem/make_blocks.h"
 #include "problem/merge.h"
 #include "problem/problem.h"
@@ -46,6 +47,10 @@ class Engine {
   // Refuses unsupported calls before anything is written.
   virtual Status merge(const MergeProblem& problem, void* stream) = 0;
   virtual Status prepare_merge() = 0;
+
+  // Refuses unsupported calls before anything is written.
+  virtual Status append_kv(const AppendKvProblem& problem, void* stream) = 0;
+  virtual Status prepare_append_kv() = 0;
 
   // workspace: one byte per block. Refuses unsupported calls before anything is written.
   virtual Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) = 0;

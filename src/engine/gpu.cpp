@@ -7,6 +7,7 @@
 
 #include "base/own_folder.h"
 #include "base/text.h"
+#include "plan/append_kv.h"
 #include "plan/check.h"
 #include "plan/make_blocks.h"
 #include "plan/merge.h"
@@ -29,6 +30,9 @@ namespace {
 uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
   return problem.mask_mod->program->cuda_hash * 0x9e3779b97f4a7c15u + 1;
 }
+
+// Id of the kernel that appends to a cache.
+constexpr uint64_t kAppendKvId = 0x617070656e642076;
 
 size_t bucket_of(uint64_t id, size_t buckets) { return (id * 0x9e3779b97f4a7c15u >> 32) % buckets; }
 
@@ -214,6 +218,40 @@ Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
     TANDEM_TRY(device_->launch(wanted));
   }
   return {};
+}
+
+// One kernel serves all arguments.
+Status GpuEngine::compile_append_kv(const Compiled** compiled) {
+  if ((*compiled = find(kAppendKvId)) != nullptr) return {};
+  return compile(kAppendKvId,
+                 request_of(plan::kAppendKvKernel, plan::append_kv_translation_unit(), device_->properties()),
+                 plan::kAppendKvEntries, compiled);
+}
+
+Status GpuEngine::prepare_append_kv() {
+  TANDEM_TRY(plan::check_device(device_->properties()));
+  const Compiled* compiled = nullptr;
+  return compile_append_kv(&compiled);
+}
+
+Status GpuEngine::append_kv(const AppendKvProblem& problem, void* stream) {
+  TANDEM_TRY(plan::check_append_kv(problem, device_->properties()));
+  const Compiled* compiled = find(kAppendKvId);
+  if (compiled == nullptr) [[unlikely]] {
+    TANDEM_TRY(refuse_while_capturing(plan::kAppendKvKernel, "tandem_prepare_append_kv", stream));
+    TANDEM_TRY(compile_append_kv(&compiled));
+  }
+  plan::AppendKvLaunch planned = plan::append_kv_launch(problem, device_->properties());
+  void* parameters[] = {&planned.params};
+  gpu::Launch wanted;
+  wanted.kernel = compiled->loaded.at(plan::EntryId::append_kv);
+  wanted.grid.x = planned.grid;
+  wanted.block.x = AppendKvParams::kThreads;
+  wanted.args = parameters;
+  wanted.stream = stream;
+  std::vector<gpu::NamedBuffer> buffers;
+  if (device_->wants_buffers()) wanted.buffers = buffers = plan::append_kv_buffers(problem);
+  return device_->launch(wanted);
 }
 
 Status GpuEngine::compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled) {

@@ -43,6 +43,8 @@ class GpuEngine final : public Engine {
   Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
   Status merge(const MergeProblem& problem, void* stream) override;
   Status prepare_merge() override;
+  Status append_kv(const AppendKvProblem& problem, void* stream) override;
+  Status prepare_append_kv() override;
   Status make_blocks(const MakeBlocksProblem& problem, std::byte* workspace, void* stream) override;
   Status prepare_make_blocks(const MakeBlocksProblem& problem) override;
 
@@ -59,6 +61,7 @@ class GpuEngine final : public Engine {
   Status compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                  const Compiled** compiled);
   Status compile_merge(const LoadedKernel** kernel);
+  Status compile_append_kv(const Compiled** compiled);
   Status compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled);
   Status refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream);
   Status check_values(const Problem& problem, gpu::Stream stream);

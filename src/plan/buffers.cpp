@@ -139,4 +139,50 @@ void Buffers::add_lengths(const Problem& p) {
     add("page_table", Access::read, t.data, DType::i32, {{p.batch, t.batch}, {t.max_pages, t.column}});
 }
 
+void Buffers::add_append_kv(const AppendKvProblem& p) {
+  const auto add_tensor = [&](const char* name, Access access, const View& t, const AppendKvProblem::Rows& rows,
+                              int64_t dim) {
+    const bool packed = rows.cu_seqlens || p.by_token();
+    const int64_t batch = packed ? 1 : p.batch, count = packed ? rows.total : rows.seqlen;
+    if (t) add(name, access, t.data, t.dtype, {{batch, t.batch}, {count, t.row}, {rows.heads, t.head}, {dim, 1}});
+  };
+  const auto add_cache = [&](const char* name, const View& t, int64_t dim) {
+    if (!t) return;
+    add(name, Access::update, t.data, t.dtype,
+        {{p.pages, t.batch}, {p.page_size, t.row}, {p.keys.heads, t.head}, {dim, 1}});
+  };
+  const auto add_index = [&](const char* name, const IndexView& view, int64_t count) {
+    if (view) add(name, Access::read, view.data, DType::i32, {{count, view.stride}});
+  };
+  const auto add_longs = [&](const char* name, const LongView& view) {
+    if (view) add(name, Access::read, view.data, DType::i64, {{view.length, view.stride}});
+  };
+  const auto add_table = [&](const char* name, const RotaryTable& table) {
+    if (p.rotary_dim > 0)
+      add(name, Access::read, table.data, table.dtype, {{p.rotary_rows, table.row}, {p.rotary_dim / 2, 1}});
+  };
+  add_tensor("k", Access::read, p.k, p.keys, p.head_dim);
+  add_tensor("v", Access::read, p.v, p.keys, p.head_dim_v);
+  add_cache("k_cache", p.k_cache, p.head_dim);
+  add_cache("v_cache", p.v_cache, p.head_dim_v);
+  if (p.q && p.q_out.data == p.q.data) {
+    add_tensor("q_out", Access::update, p.q_out, p.queries, p.head_dim);
+  } else {
+    add_tensor("q", Access::read, p.q, p.queries, p.head_dim);
+    add_tensor("q_out", Access::write, p.q_out, p.queries, p.head_dim);
+  }
+  add_index("cu_seqlens_new", p.keys.cu_seqlens, p.batch + 1);
+  add_index("cu_seqlens_q", p.queries.cu_seqlens, p.batch + 1);
+  add_index("cache_seqlens", p.cache_seqlens, p.batch);
+  add_index("cache_batch_idx", p.cache_batch_idx, p.batch);
+  add_index("rotary_seqlens", p.rotary_seqlens, p.batch);
+  add_longs("slot_mapping", p.slot_mapping);
+  add_longs("positions", p.positions);
+  if (const PageTable& t = p.page_table) {
+    add("page_table", Access::read, t.data, DType::i32, {{p.table_rows, t.batch}, {t.max_pages, t.column}});
+  }
+  add_table("rotary_cos", p.cos);
+  add_table("rotary_sin", p.sin);
+}
+
 }  // namespace tandem::plan

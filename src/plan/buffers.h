@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "problem/append_kv.h"
 #include "problem/make_blocks.h"
 #include "problem/problem.h"
 
@@ -28,6 +29,7 @@ class Buffers {
   void add_lengths(const Problem& problem);  // cu_seqlens, seqused
   void add_block_lists(const Problem& problem);
   void add_mod(const ModView& mod);  // the tensors of a mod
+  void add_append_kv(const AppendKvProblem& problem);
   void add_made_list(const char* count, const char* index, const MakeBlocksProblem& problem, const MadeList& made,
                      bool by_keys);
 

@@ -44,8 +44,9 @@ enum class EntryId : uint8_t {
   merge,
   classify_blocks,
   list_blocks,  // make_blocks
+  append_kv,
 };
-inline constexpr size_t kEntryIds = 18;
+inline constexpr size_t kEntryIds = 19;
 
 struct KernelEntry {
   EntryId id;

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int64_t kBlocksOfSm = 16;  // CTAs resident on an SM
 
-MergeTensor tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
+StridedRows tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
-MergeType type_of(DType type) {
-  return type == DType::f32 ? MergeType::f32 : type == DType::f16 ? MergeType::f16 : MergeType::bf16;
+ElementType type_of(DType type) {
+  return type == DType::f32 ? ElementType::f32 : type == DType::f16 ? ElementType::f16 : ElementType::bf16;
 }
 
 // Returns true if each run of kColumns columns is aligned to its size.

@@ -20,7 +20,6 @@ from engine_steps import BLOCK, CONTEXT, DIM, HEADS, HEADS_K, NEW, Step, int32  
 
 import tandem  # noqa: E402
 import tandem.vllm as ours  # noqa: E402
-from tandem.vllm import flash_attn_interface as interface  # noqa: E402
 
 INTERFACE = "vllm/vllm_flash_attn/flash_attn_interface.py"
 SLOPES = torch.tensor([0.5, 0.25, 0.1, 0.0])
@@ -233,12 +232,14 @@ def test_cache_write_refuses_before_it_writes(random):
     assert step.kv_cache.isnan().all()
 
 
-@pytest.mark.parametrize("slots", [[-1, 3, -1, 7], [5, 6], [-1, -2]])
-def test_writes_that_do_not_wait_for_a_gpu(slots):
-    slots = torch.tensor(slots)
-    index, any_slot = interface._with_repeats(slots)
-    assert bool(any_slot) == bool((slots >= 0).any()) and set(slots[index].tolist()) >= set(slots[slots >= 0].tolist())
-    assert not any_slot or (slots[index] >= 0).all()
+def test_the_last_token_of_a_slot_is_written(random):
+    step = Step(random)
+    caches = step.caches()
+    key, value = random(4, HEADS_K, DIM), random(4, HEADS_K, DIM)
+    ours.reshape_and_cache_flash(key, value, *caches, torch.tensor([-1, 3, 5, 3]), "auto", SCALE, SCALE)
+    for cache, new in zip(caches, (key, value)):
+        assert torch.equal(cache[0, 3], new[3]) and torch.equal(cache[0, 5], new[2])
+        assert int(cache.isnan().sum()) == cache.numel() - 2 * new[0].numel()
 
 
 def test_versions():

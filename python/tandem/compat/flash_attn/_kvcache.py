@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import tandem
 from tandem.compat._arguments import in_words, is_tensor, places, unit_stride
-from tandem.compat.flash_attn.layers.rotary import rotate
 
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
 
@@ -95,17 +94,20 @@ def append_and_attend(
         _check_new(cache, k, v, batch, cu_seqlens_k_new)
         used = used + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
     _check_values(cache, used)
-    if rotary.cos is not None or rotary.sin is not None:
-        q, k = _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new)
+    _check_pages_of_new(cache, k, used)
+    tables = _rotary_tables(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new)
     q = unit_stride(q, "q")
+    rotated = torch.empty_like(q, memory_format=torch.contiguous_format) if tables else q
 
-    tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
+    tensors, arguments, unsort = _call(cache, rotated, used, cu_seqlens_q, options)
     if k is not None:
         in_words(_names(cache), tandem.check, "forward", *tensors, **arguments)
-        row, place = _new_places(cache, k, cu_seqlens_k_new)
-        cache.k[row, place], cache.v[row, place] = k, v
-        if any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache)):  # True for copies of the old cache
-            tensors, arguments, unsort = _call(cache, q, used, cu_seqlens_q, options)
+        if tables:
+            tables.update(q=q, q_out=rotated, cu_seqlens_q=cu_seqlens_q)
+        _append(cache, unit_stride(k, "k"), unit_stride(v, "v"), cu_seqlens_k_new, tables)
+        copied = any(_address(x) != _address(y) for x, y in zip(tensors[1:], cache))
+        if copied or (tables and tensors[0] is not rotated):
+            tensors, arguments, unsort = _call(cache, rotated, used, cu_seqlens_q, options)
     return unsort(*in_words(_names(cache), tandem.attention, *tensors, return_lse=True, **arguments))
 
 
@@ -123,20 +125,35 @@ def _names(cache):
     return _NAMES if cache.pages is None else {**_NAMES, "page_table": cache.pages.name}
 
 
-def _new_places(cache, k, cu_seqlens_k_new):
-    """Returns the row of the cache (with pages: the page) and the place in it of each new key."""
-    sequence, place = places(k, cu_seqlens_k_new)
-    place = place + cache.seqlens.long()[sequence]
-    if cache.pages is None:
-        return (sequence if cache.batch_idx is None else cache.batch_idx.long()[sequence]), place
+def _check_pages_of_new(cache, k, used):
+    """Refuses new keys without a page. Tensors on a GPU are not checked."""
+    if k is None or cache.pages is None or used.is_cuda:
+        return
     table, name = cache.pages
-    page = table.long()[sequence, place // cache.k.shape[1]]
-    if page.numel() and not page.is_cuda and not 0 <= int(page.min()) <= int(page.max()) < cache.k.shape[0]:
+    first = torch.arange(table.shape[1])[None] * cache.k.shape[1]
+    grows = (used > cache.seqlens)[:, None]
+    new = grows & (first + cache.k.shape[1] > cache.seqlens[:, None]) & (first < used[:, None])
+    page = table[new]
+    if page.numel() and not 0 <= int(page.min()) <= int(page.max()) < cache.k.shape[0]:
         raise ValueError(
             f"{name} (pages {int(page.min())} to {int(page.max())} of the new keys) must name pages of the cache, 0 to "
             f"{cache.k.shape[0] - 1}: give new keys pages before the call"
         )
-    return page, place % cache.k.shape[1]
+
+
+def _append(cache, k, v, cu_seqlens_k_new, rotation):
+    """Writes the new keys and values into the cache, and rotates keys and queries."""
+    tandem.append_kv(
+        k,
+        v,
+        cache.k,
+        cache.v,
+        page_table=None if cache.pages is None else cache.pages.table,
+        cache_seqlens=cache.seqlens,
+        cache_batch_idx=cache.batch_idx,
+        cu_seqlens_new=cu_seqlens_k_new,
+        **rotation,
+    )
 
 
 def _call(cache, q, used, cu_seqlens_q, options):
@@ -248,9 +265,11 @@ def _rows(x, spacing):
     return x.as_strided(((x.shape[0] - 1) * spacing + x.shape[1], *x.shape[2:]), x.stride()[1:])
 
 
-def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
-    """Returns q and k, rotated."""
+def _rotary_tables(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
+    """Returns the rotation as arguments of tandem.append_kv; an empty dict if there is no rotation."""
     cos, sin = rotary.cos, rotary.sin
+    if cos is None and sin is None:
+        return {}
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         if x is not None:
             is_tensor(x, name)
@@ -263,18 +282,30 @@ def _rotated(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
         raise ValueError("rotary_cos must not be given without k, because it rotates new keys: pass k and v as well")
     if rotary.seqlens is not None:
         _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel())
-    start = (cache.seqlens if rotary.seqlens is None else rotary.seqlens).long()
-    turned = []
-    for x, cu_seqlens, by_place in ((q, cu_seqlens_q, rotary.each_query), (k, cu_seqlens_k_new, True)):
+    start = cache.seqlens if rotary.seqlens is None else rotary.seqlens
+    if not start.is_cuda:
+        _check_positions(start, cos, ((q, cu_seqlens_q, rotary.each_query), (k, cu_seqlens_k_new, True)))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    cos, sin = (unit_stride(x if x.dtype in (q.dtype, wide) else x.to(wide), "rotary_cos") for x in (cos, sin))
+    return {
+        "rotary_cos": cos,
+        "rotary_sin": sin,
+        "rotary_seqlens": rotary.seqlens,
+        "rotary_interleaved": rotary.interleaved,
+        "single_q_position": not rotary.each_query,
+    }
+
+
+def _check_positions(start, cos, rows):
+    """Refuses positions outside the tables."""
+    for x, cu_seqlens, by_place in rows:
         sequence, place = places(x, cu_seqlens)
-        place = start[sequence] + (place if by_place else 0)
-        if place.numel() and not place.is_cuda and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
+        place = start.long()[sequence] + (place if by_place else 0)
+        if place.numel() and not 0 <= int(place.min()) <= int(place.max()) < cos.shape[0]:
             raise ValueError(
                 f"rotary_cos ({cos.shape[0]} places) must have places {int(place.min())} to {int(place.max())}: "
                 "compute it for all places of the cache"
             )
-        turned.append(rotate(x, cos, sin, place, rotary.interleaved))
-    return turned
 
 
 def _checked(cache, q, batch, cu_seqlens_q):

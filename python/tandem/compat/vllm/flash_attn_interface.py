@@ -28,6 +28,7 @@ DEFAULT_FA_VERSION = 2
 
 # Our arguments' names in this interface.
 _NAMES = {"window": "window_size", "page_table": "block_table", "sink": "s_aux"}
+_CACHE_NAMES = {"k": "key", "v": "value", "k_cache": "key_cache", "v_cache": "value_cache"}
 _WAYS_OUT = {
     "q_v": "join q with q_v and k with v along head_dim, and omit q_v",
     "output_scale": "omit it, and quantize the result",
@@ -145,50 +146,14 @@ def reshape_and_cache_flash(
     key_cache, value_cache : (blocks, block_size, heads_k, ...), with any strides of the first three dimensions.
     slot_mapping : int64, block * block_size + place of each token; a negative slot skips the token.
     kv_cache_dtype : "auto", or the type of the cache. k_scale and v_scale belong to 8-bit caches and are not read.
-    The function never waits for a GPU. On the CPU a slot outside of the cache is refused before anything is written.
+    The function never waits for a GPU, which skips slots outside of the cache. The CPU refuses them before it writes.
+    If several tokens have one slot, the last of them is written.
     """
     _refuse_8_bit(key, key_cache, value_cache, kv_cache_dtype)
-    blocks, size = key_cache.shape[:2]
-    tokens = slot_mapping.numel()
-    for name, x, cache in (("key", key, key_cache), ("value", value, value_cache)):
-        expected = (*cache.shape[2:],)
-        if (
-            cache.shape[:2] != (blocks, size)
-            or x.shape[1:] != expected
-            or x.shape[0] < tokens
-            or x.dtype != cache.dtype
-        ):
-            raise ValueError(
-                f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be {cache.dtype} and ({tokens} tokens or more, "
-                f"{', '.join(map(str, expected))}), as {name}_cache of shape {tuple(cache.shape)} requires: convert it"
-            )
-    if slot_mapping.dtype != torch.int64:
-        raise ValueError(f"slot_mapping ({slot_mapping.dtype}) must be int64: convert it")
-    slot = slot_mapping.flatten()
-    if tokens == 0:
-        return
-    if slot.is_cuda:
-        index, any_slot = _with_repeats(slot)
-    else:
-        index, any_slot = (slot >= 0).nonzero().flatten(), None
-        if int(slot.max()) >= blocks * size:
-            raise ValueError(
-                f"slot_mapping (up to {int(slot.max())}) must be below the cache's {blocks * size} slots: correct it"
-            )
-    slot = slot[index].clamp(min=0)
-    place = slot // size, slot % size
-    for x, cache in ((key, key_cache), (value, value_cache)):
-        new = x[:tokens][index]
-        cache[place] = new if any_slot is None else torch.where(any_slot, new, cache[place])
-
-
-def _with_repeats(slot):
-    """Returns for each token the token that it writes, and whether a token has a slot, without a wait for the GPU.
-
-    A skipped token repeats the write of the first token that has a slot.
-    """
-    first = (slot >= 0).int().argmax()
-    return torch.where(slot >= 0, torch.arange(slot.numel(), device=slot.device), first), slot[first] >= 0
+    caches = key_cache, value_cache
+    new = unit_stride(key, "key"), unit_stride(value, "value")
+    is_tensor(slot_mapping, "slot_mapping")
+    in_words(_CACHE_NAMES, tandem.append_kv, *new, *caches, slot_mapping=slot_mapping.flatten())
 
 
 def get_scheduler_metadata(

@@ -44,6 +44,29 @@ class Step:
     def is_full(self) -> bool:
         return self.pairs == (self.q_end - self.q_row) * (self.k_end - self.k_row)
 
+    def halves(self) -> list[Step]:
+        """Returns the step as two steps, each with half of the queries. Their bounds enclose the visible keys."""
+        rows = (self.q_end - self.q_row) // 2
+        if rows == 0:
+            return [self]
+        keys = self.k_end - self.k_row
+        first_keys = keys if self.right is None else min(keys, rows + self.diagonal + self.right)
+        skipped = 0 if self.left is None else max(0, rows + self.diagonal - self.left)
+        middle, first_end = self.q_row + rows, self.k_row + first_keys
+        second_begin = self.k_row + skipped
+        place = {"q_row": middle, "q_begin": self.q_begin + rows * self.stride, "q_span": (middle, self.q_end)}
+        place.update(k_row=second_begin, k_begin=self.k_begin + skipped * self.stride, k_span=(second_begin, self.k_end))
+        first = replace(self, q_end=middle, k_end=first_end, q_span=(self.q_row, middle), k_span=(self.k_row, first_end))
+        second = replace(self, **place, diagonal=self.diagonal + rows - skipped)
+        return [replace(step, pairs=step.count_pairs()) for step in (first, second)]
+
+    def count_pairs(self) -> int:
+        first = np.arange(self.q_end - self.q_row) + self.diagonal
+        keys = self.k_end - self.k_row
+        low = 0 if self.left is None else np.clip(first - self.left, 0, keys)
+        high = keys if self.right is None else np.clip(first + self.right + 1, 0, keys)
+        return int(np.maximum(high - low, 0).sum()) if len(first) > 0 else 0
+
     def with_keys_at(self, row: int) -> Step:
         """Returns the step with its first key at another row of a buffer."""
         move = row - self.k_row
@@ -199,6 +222,21 @@ class Call:
         return q, k, diagonals, documents
 
 
+def in_two(steps: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Divides steps into first and last ones, the smaller first. The first have at most half of the work, if they are
+    several. One step is cut.
+    """
+    steps = steps[0].halves() if len(steps) == 1 else steps
+    ordered = sorted(steps, key=lambda step: step.pairs)
+    first, work = ordered[:1], sum(step.pairs for step in ordered[:1])
+    for step in ordered[1:]:
+        work += step.pairs
+        if 2 * work > sum(other.pairs for other in steps):
+            break
+        first.append(step)
+    return first, ordered[len(first) :]
+
+
 def calls_of(steps: list[Step], always_packed: bool) -> list[Call]:
     """Divides steps into few calls. A step enters the first call that it can follow."""
     lists: list[list[Step]] = []
@@ -246,6 +284,9 @@ class Batch:
     places: list[int]  # and the rows of the buffer
     calls: list[Call]
     parts: list[list[Call]]
+    # Only for the own keys: calls of the backward that precede and follow the calls with other keys.
+    first: list[Call] = field(default_factory=list)
+    last: list[Call] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -267,8 +308,12 @@ def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool) ->
         runs.append(keys)
         places.append(first + keys.rows)
     chunks = plan.chunk > 0
-    calls = calls_of(steps if chunks else joined(steps, by_distance), chunks)
-    return Batch(peers, runs, places, calls, parts_of(calls))
+    steps = steps if chunks else joined(steps, by_distance)
+    calls = calls_of(steps, chunks)
+    batch = Batch(peers, runs, places, calls, parts_of(calls))
+    if peers == [rank] and plan.ranks > 1 and not chunks:
+        batch.first, batch.last = (calls_of(part, False) for part in in_two(steps))
+    return batch
 
 
 class Schedule:

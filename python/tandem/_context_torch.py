@@ -326,8 +326,8 @@ class _Backward:
         last: list[Call] = []
         for n, batch, *keys in _Keys(self.execution, self.k, self.v):
             if n == 0:
-                first, last = _halves(batch.calls) if len(self.schedule.batches) > 1 else (batch.calls, [])
-                self._compute(first, tuple(keys), own)
+                last = batch.last
+                self._compute(batch.first or batch.calls, tuple(keys), own)
                 continue
             sums = _Sum(self.k, batch.rows), _Sum(self.v, batch.rows)
             self._compute(batch.calls, tuple(keys), sums)
@@ -436,18 +436,6 @@ class _Backward:
                     total.x[row:end] = value
                     total.written.append((row, end))
         return [self.dq.total(), dk.total(), dv.total()]
-
-
-def _halves(calls: list[Call]) -> tuple[list[Call], list[Call]]:
-    """Divides calls into first and last ones of about equal work, at least one first."""
-    ordered = sorted(calls, key=lambda call: call.pairs)
-    first, work = ordered[:1], sum(call.pairs for call in ordered[:1])
-    for call in ordered[1:]:
-        if 2 * (work + call.pairs) > sum(other.pairs for other in calls):
-            break
-        first.append(call)
-        work += call.pairs
-    return first, ordered[len(first) :]
 
 
 def _add_runs(x: Tensor, part: Tensor, runs: KeyRuns) -> None:

@@ -40,7 +40,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", default=",".join(STEPS), type=lambda x: x.split(","))
     parser.add_argument("--tokens", default="16384,65536", type=lambda x: [int(n) for n in x.split(",")])
-    parser.add_argument("--spare", default="0,8,16", type=lambda x: [int(n) for n in x.split(",")])
     parser.add_argument("--seconds", type=float, default=130, help="further cases are left out after this time")
     parser.add_argument("--out", help="file of the lines as JSON")
     parser.add_argument("--cpu", action="store_true")
@@ -67,9 +66,10 @@ class Rank:
 
         self.tandem = tandem
 
-    def late(self) -> bool:
-        """Returns True on all ranks if rank 0 has no time left."""
-        late = torch.tensor([float(time.perf_counter() - self.start > self.arguments.seconds)], device=self.device)
+    def late(self, part: float = 1) -> bool:
+        """Returns True on all ranks if rank 0 has used this part of the time."""
+        late = time.perf_counter() - self.start > part * self.arguments.seconds
+        late = torch.tensor([float(late)], device=self.device)
         dist.broadcast(late, 0)
         return bool(late.item())
 
@@ -150,12 +150,16 @@ def check(r: Rank) -> None:
     """The 2x rule: the error against float64 is at most twice the error of one rank, and small numbers count as 1."""
     size = 8 if r.cpu else 128
     lens_list = [[11 * size + 3], [5 * size, 0, 1, 4 * size + 7, size]]
-    masks = [{"causal": True}, {}, {"causal": True, "window": (2 * size + 5, None)}, {"window": (size, size // 2)}]
+    masks = [{"causal": True}, {"causal": True, "window": (2 * size + 5, None)}, {"window": (size, size // 2)}]
+    masks += [{}] if r.cpu else []  # fewer kernels to compile
     layouts = ("balanced", "contiguous", "zigzag", "per_document", "striped")
     heads = (8, 2) if not r.cpu else (4, 2)
     cases = itertools.product(lens_list, enumerate(masks), ("gather", "ring", "heads"), (0, 4 * size))
     dtype = torch.float32 if r.cpu else torch.bfloat16
     for n, (lens, (m, mask), execution, chunk) in enumerate(cases):
+        if r.late(0.5):
+            r.say(f"check: no time left after {n} cases")
+            return
         total, dim = sum(lens), 16 if r.cpu else HEAD_DIM
         shapes = [(total, heads[0], dim), (total, heads[1], dim), (total, heads[1], dim), (total, heads[0], dim)]
         batch = [r.random(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes)]
@@ -246,41 +250,70 @@ def calls_of(r: Rank, tokens: int) -> int:
     return 1 if r.cpu else max(2, 10 * 16384 // tokens)
 
 
-def times(r: Rank) -> None:
-    from tandem import _context_torch_call
+def groups_of(r: Rank) -> list[tuple[str, object, int]]:
+    """Groups with a name, and the multiprocessors that attention leaves to their messages."""
+    if r.cpu:
+        return [("gloo", None, 0)]
+    groups = []
+    for ctas, spare in ((0, 0), (16, 16), (8, 8), (4, 4), (8, 0)):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        if ctas:
+            options.config.max_ctas = ctas
+        group = dist.new_group(list(range(r.ranks)), backend="nccl", pg_options=options)
+        groups.append((f"max_ctas {ctas or 'default'}, {spare} SMs spared", group, spare))
+    return groups
 
-    alone: dict = {}
-    cases = []
-    for tokens in r.arguments.tokens if not r.cpu else [64, 128]:
-        for spare in r.arguments.spare:
-            cases.append((tokens, None, "gather", 0, spare))
-        cases += [(tokens, None, name, 0, r.arguments.spare[0]) for name in ("ring", "heads")]
-    longest = cases[-1][0]
-    window = (longest // 64, None)
-    cases.insert(len(cases) - 2, (longest, None, "gather", longest // 16, 0))
-    cases.append((longest, window, "gather", 0, 0))
-    for tokens, window, execution, chunk, spare in cases:
-        if r.late():
-            r.say("times: no time left")
-            return
-        if (tokens, window) not in alone:
-            alone[tokens, window] = one_gpu(r, tokens, window)
-        _context_torch_call.SPARE_SMS = spare
+
+class Timing:
+    """Times of context parallelism and of one GPU."""
+
+    def __init__(self, r: Rank) -> None:
+        self.r, self.alone, self.group = r, {}, ("", None, 0)
+
+    def measure(self, tokens: int, execution: str = "gather", chunk: int = 0, window=None) -> float:
+        """Returns the time of both passes."""
+        from tandem import _context_torch_call
+
+        r = self.r
+        if (tokens, window) not in self.alone:
+            self.alone[tokens, window] = one_gpu(r, tokens, window)
+        name, group, _context_torch_call.SPARE_SMS = self.group
         plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True, window=window, chunk=chunk)
         rows = plan.rows(r.rank)
         q, k, v, dout = (r.random(rows[0], heads_of(r), dim_of(r), seed=n) for n in range(4))
         inputs = [x.requires_grad_() for x in (q, k, v)]
 
         def attend(q, k, v):
-            return r.attend((q, k, v), plan, execution)[0]
+            return r.attend((q, k, v), plan, execution, group=group)[0]
 
         with torch.no_grad():
             forward = milliseconds(r, lambda: attend(q, k, v), calls_of(r, tokens))
         both = milliseconds(r, training(r, attend, inputs, dout), calls_of(r, tokens))
-        report(r, f"{tokens} tokens, window {window}, {execution}, chunk {chunk}, {spare} SMs spared",
-               (forward, both), alone[tokens, window])
-    _context_torch_call.SPARE_SMS = 0
-    host_time(r, min(r.arguments.tokens))
+        case = f"{tokens} tokens, window {window}, {execution}, chunk {chunk}, {name}"
+        report(r, case, (forward, both), self.alone[tokens, window])
+        _context_torch_call.SPARE_SMS = 0
+        return both
+
+
+def times(r: Rank) -> None:
+    timing, found = Timing(r), []
+    lengths = r.arguments.tokens if not r.cpu else [64, 128]
+    longest = lengths[-1]
+    for group in groups_of(r):
+        timing.group = group
+        links(r, group)
+        found.append((timing.measure(lengths[0]), len(found), group))
+    timing.group = min(found)[2]
+    r.say(f"further times with {timing.group[0]}")
+    cases = [{"tokens": n} for n in lengths[1:]]
+    cases += [{"tokens": longest, "chunk": longest // 16}, {"tokens": longest, "window": (longest // 64, None)}]
+    cases += [{"tokens": n, "execution": name} for n in lengths for name in ("ring", "heads")]
+    for case in cases:
+        if r.late():
+            r.say("times: no time left")
+            return
+        timing.measure(**case)
+    host_time(r, lengths[0])
 
 
 def report(r: Rank, case: str, own: tuple[float, float], alone: tuple[float, float]) -> None:
@@ -294,7 +327,7 @@ def report(r: Rank, case: str, own: tuple[float, float], alone: tuple[float, flo
 
 def host_time(r: Rank, tokens: int) -> None:
     """The time in which the host issues both passes, which must stay below the time of the GPU."""
-    plan = r.tandem.ContextPlan([tokens if not r.cpu else 64], r.ranks, causal=True)
+    plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
     rows = plan.rows(r.rank)
     q, k, v, dout = (r.random(rows[0], heads_of(r), dim_of(r), seed=n) for n in range(4))
     both = training(r, lambda *x: r.attend(x, plan, "gather")[0], [x.requires_grad_() for x in (q, k, v)], dout)
@@ -307,20 +340,23 @@ def host_time(r: Rank, tokens: int) -> None:
     r.say(f"host: both passes of {tokens} tokens are issued in {r.worst(host)[0]:.3f} ms", host=host)
 
 
-def links(r: Rank) -> None:
+def links(r: Rank, group: tuple[str, object, int]) -> None:
     """The times of messages, for the choice between executions."""
     for size in (2**20, 2**25, 2**27) if not r.cpu else (2**10,):
         x, y = (torch.empty(size, dtype=torch.uint8, device=r.device) for _ in range(2))
         peer = (r.rank + 1) % r.ranks, (r.rank - 1) % r.ranks
 
         def step():
-            pair = dist.P2POp(dist.isend, x, peer[0]), dist.P2POp(dist.irecv, y, peer[1])
-            for work in dist.batch_isend_irecv(list(pair)):
+            pair = [
+                dist.P2POp(function, tensor, group=group[1], group_peer=other)
+                for function, tensor, other in ((dist.irecv, y, peer[1]), (dist.isend, x, peer[0]))
+            ]
+            for work in dist.batch_isend_irecv(pair):
                 work.wait()
 
         duration = milliseconds(r, step, 10 if not r.cpu else 1)
-        r.say(f"link: ring step of {size >> 20} MB {duration:.3f} ms, {size / duration / 1e6:.0f} GB/s", size=size,
-              milliseconds=duration)
+        text = f"link {group[0]}: ring step of {size >> 20} MB {duration:.3f} ms, {size / duration / 1e6:.0f} GB/s"
+        r.say(text, size=size, milliseconds=duration)
 
 
 def peer(r: Rank) -> None:
@@ -356,7 +392,7 @@ def run(rank: int, port: int, arguments: argparse.Namespace) -> None:
     r.alone = [dist.new_group([n], backend=None if arguments.cpu else "nccl") for n in range(r.ranks)][rank]
     name = "CPU" if r.cpu else torch.cuda.get_device_name()
     r.say(f"torch {torch.__version__}, tandem {r.tandem.__version__}, {r.ranks} x {name}", name=name)
-    steps = {"check": [check], "times": [links, times], "peer": [] if r.cpu else [peer]}
+    steps = {"check": [check], "times": [times], "peer": [] if r.cpu else [peer]}
     for step in [step for name in arguments.only for step in steps[name]]:
         try:
             step(r)

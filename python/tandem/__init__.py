@@ -36,6 +36,7 @@ __all__ = [
     "attention_backward",
     "check",
     "context_parallel",
+    "context_parallel_decode",
     "description",
     "merge",
     "patch",
@@ -61,6 +62,8 @@ def __getattr__(name: str) -> Any:
         return function
     if name == "ContextPlan":
         return importlib.import_module("tandem._context_plan").ContextPlan
+    if name == "context_parallel_decode":
+        return importlib.import_module("tandem._context_decode").context_parallel_decode
     if name == "context_parallel":
         return importlib.import_module("tandem._context_parallel").context_parallel
     if name in _FLEX_NAMES:

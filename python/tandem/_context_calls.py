@@ -52,12 +52,12 @@ class Step:
         keys = self.k_end - self.k_row
         first_keys = keys if self.right is None else min(keys, rows + self.diagonal + self.right)
         skipped = 0 if self.left is None else max(0, rows + self.diagonal - self.left)
-        middle, first_end = self.q_row + rows, self.k_row + first_keys
-        second_begin = self.k_row + skipped
-        place = {"q_row": middle, "q_begin": self.q_begin + rows * self.stride, "q_span": (middle, self.q_end)}
-        place.update(k_row=second_begin, k_begin=self.k_begin + skipped * self.stride, k_span=(second_begin, self.k_end))
-        first = replace(self, q_end=middle, k_end=first_end, q_span=(self.q_row, middle), k_span=(self.k_row, first_end))
-        second = replace(self, **place, diagonal=self.diagonal + rows - skipped)
+        middle, first_end, begin = self.q_row + rows, self.k_row + first_keys, self.k_row + skipped
+        spans = {"q_span": (self.q_row, middle), "k_span": (self.k_row, first_end)}
+        first = replace(self, q_end=middle, k_end=first_end, **spans)
+        place = {"q_row": middle, "k_row": begin, "q_span": (middle, self.q_end), "k_span": (begin, self.k_end)}
+        begins = {"q_begin": self.q_begin + rows * self.stride, "k_begin": self.k_begin + skipped * self.stride}
+        second = replace(self, **place, **begins, diagonal=self.diagonal + rows - skipped)
         return [replace(step, pairs=step.count_pairs()) for step in (first, second)]
 
     def count_pairs(self) -> int:

@@ -262,6 +262,53 @@ def case_second_derivatives(r):
     expect_error(tandem.Unsupported, "second derivative", gradient.sum().backward)
 
 
+def case_decode(r):
+    """Few queries attend to keys that the ranks share. Some ranks have no key of a sequence."""
+    total, rows, page = torch.tensor([17, 1, 6, 40], dtype=torch.int32), 40 // r.ranks, 4
+    sink = torch.tensor([0.5, -1, 2, 0])
+    k, v = r.random(4, 40, 2, 16, seed=1), r.random(4, 40, 2, 8, seed=2)
+    own = {
+        "interleaved": [x[:, r.rank :: r.ranks] for x in (k, v)],
+        "contiguous": [x[:, r.rank * rows : (r.rank + 1) * rows] for x in (k, v)],
+    }
+    # The pages of the sequences, from the last one to the first.
+    pages = rows // page if rows % page == 0 else 0
+    table = torch.arange(4 * pages, dtype=torch.int32).flip(0).view(4, pages) if pages else None
+    for seqlen in (1, 3):
+        q = r.random(4, seqlen, 4, 16, seed=3)
+        for causal in (True, False):
+            options = {"causal": causal, "softcap": 5.0, "sink": sink}
+            whole = tandem.attention(q, k, v, seqused_k=total, return_lse=True, **options)
+            for layout, (k_own, v_own) in own.items():
+                call = {"total_k": total, "layout": layout, "return_lse": True, **options}
+                results = [tandem.context_parallel_decode(q, k_own, v_own, **call)]
+                if table is not None:
+                    paged = [x.reshape(4 * pages, page, *x.shape[2:]).flip(0) for x in (k_own, v_own)]
+                    results.append(tandem.context_parallel_decode(q, *paged, page_table=table, **call))
+                for result in results:
+                    for x, y in zip(result, whole):
+                        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
+                        gathered = [torch.empty_like(x) for _ in range(r.ranks)]
+                        dist.all_gather(gathered, x)
+                        assert all(torch.equal(x, other) for other in gathered)
+    with torch.no_grad():
+        half = tandem.context_parallel_decode(*(x.bfloat16() for x in (q, *own["contiguous"])), **call, group=None)
+    assert half[0].dtype == torch.bfloat16
+    expect_error(
+        ValueError,
+        "layout ('best') must be one of interleaved",
+        tandem.context_parallel_decode,
+        q,
+        k,
+        v,
+        total_k=total,
+        layout="best",
+    )
+    expect_error(ValueError, "total_k (torch.int64", tandem.context_parallel_decode, q, k, v, total_k=total.long())
+    learned = q.clone().requires_grad_()
+    expect_error(tandem.Unsupported, "q must not require", tandem.context_parallel_decode, learned, k, v, total_k=total)
+
+
 def case_lost_rank(r):
     """The last case: the last rank leaves, and the other ranks end in torch's error."""
     plan = tandem.ContextPlan(LENGTHS, r.ranks)

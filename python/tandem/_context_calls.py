@@ -45,7 +45,7 @@ class Step:
         return self.pairs == (self.q_end - self.q_row) * (self.k_end - self.k_row)
 
     def halves(self) -> list[Step]:
-        """Returns the step as two steps, each with half of the queries. Their bounds enclose the visible keys."""
+        """Returns the step as two steps, each with half of the queries and the keys that these see."""
         rows = (self.q_end - self.q_row) // 2
         if rows == 0:
             return [self]

@@ -69,6 +69,31 @@ TANDEM_API tandem_status tandem_cp_plan_rows(const tandem_cp_plan* plan, int32_t
 TANDEM_API tandem_status tandem_cp_plan_tokens(const tandem_cp_plan* plan, int32_t rank, int32_t keys,
                                                int32_t* documents, int64_t* positions);
 
+/* Queries of one rank that attend to keys of one rank. Rows count from 0 in the shards of both ranks. */
+typedef struct tandem_cp_step {
+  int32_t document;
+  int32_t stride; /* distance of neighbouring rows in positions */
+  int64_t q_row;
+  int64_t q_count;
+  int64_t k_row;
+  int64_t k_count;
+  int64_t q_begin; /* position of the first query */
+  int64_t k_begin;
+  /* The mask of a call on these rows alone: TANDEM_EXPLICIT with this diagonal, and a window. A bound that hides no key
+   * is TANDEM_UNBOUNDED. */
+  int64_t diagonal;
+  int64_t window_left;
+  int64_t window_right;
+  /* With chunks, the numbers of the chunks. */
+  int64_t q_order;
+  int64_t k_order;
+  int64_t pairs; /* visible (query, key) pairs, at least 1 */
+} tandem_cp_step;
+
+/* Writes the steps that q_rank computes with keys of k_rank, in a fixed order. steps NULL: writes only their number. */
+TANDEM_API tandem_status tandem_cp_plan_steps(const tandem_cp_plan* plan, int32_t q_rank, int32_t k_rank,
+                                              tandem_cp_step* steps, int64_t* count);
+
 /* ---- Transport -------------------------------------------------------------------------------------------------- */
 
 typedef struct tandem_cp_message {

@@ -40,6 +40,7 @@ __all__ = [
     "cascade_attention",
     "check",
     "context_parallel",
+    "context_parallel_decode",
     "description",
     "merge",
     "patch",
@@ -65,6 +66,8 @@ def __getattr__(name: str) -> Any:
         return function
     if name == "ContextPlan":
         return importlib.import_module("tandem._context_plan").ContextPlan
+    if name == "context_parallel_decode":
+        return importlib.import_module("tandem._context_decode").context_parallel_decode
     if name == "context_parallel":
         return importlib.import_module("tandem._context_parallel").context_parallel
     if name in _FLEX_NAMES:

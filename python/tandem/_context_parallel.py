@@ -6,14 +6,17 @@ import ctypes
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tandem import _arrays, _ctypes, _gradients, _options, _score_mod
 from tandem._binding import seed_of
 from tandem._context_plan import ContextPlan
-from tandem._context_transport import GroupTransport, TransportStruct, transport_of
+from tandem._context_torch_call import TorchCall
+from tandem._context_transport import GroupTransport, TransportStruct, checked_group, transport_of
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported, error_of
+from tandem._padding import padded_qkv
 from tandem._tensors import check_layout, check_tensor, resolved
 
 EXECUTIONS = {"gather": 0, "ring": 1, "heads": 2}
@@ -63,6 +66,20 @@ class _Call:
         if status != 0:
             raise failure or self._error(status, tensors)
 
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        lse = torch.empty(q.shape[1::-1], dtype=torch.float32)
+        self.run(_library.tandem_cp_forward, {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse})
+        return out, lse
+
+    def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
+        gradients = [_gradients.like(tensors[name]) for name in ("q", "k", "v")]
+        dsink = None if sink is None else torch.empty_like(sink)
+        outputs = {**dict(zip(("dq", "dk", "dv"), gradients)), "sink": sink, "dsink": dsink}
+        self.run(_library.tandem_cp_backward, {**tensors, **outputs})
+        return [*gradients, dsink]
+
     def _error(self, status: int, tensors: dict[str, Any]) -> Exception:
         sentence = _ctypes.last_error().replace("attention.", "")
         return error_of(status, sentence, {**tensors, **_score_mod.named(self.options)})
@@ -76,11 +93,11 @@ def _compact(x: Tensor | None) -> Tensor | None:
 
 class _ContextParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, call: _Call | TorchCall, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         q, k, v = (_compact(x) for x in (q, k, v))
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        lse = torch.empty(q.shape[1::-1], dtype=torch.float32)
-        call.run(_library.tandem_cp_forward, {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse})
+        out, lse = call.forward(q, k, v, sink)
         ctx.call = call
         ctx.save_for_backward(q, k, v, sink, out, lse)
         ctx.set_materialize_grads(False)
@@ -91,14 +108,11 @@ class _ContextParallel(torch.autograd.Function):
         q, k, v, sink, out, lse = ctx.saved_tensors
         # Ranks must agree on the outputs of the call, so that every rank computes all gradients.
         dout = torch.zeros_like(out) if dout is None else _compact(dout)
-        dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
-        dq, dk, dv = (_gradients.like(x) for x in (q, k, v))
-        dsink = None if sink is None else torch.empty_like(sink)
-        inputs = {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse}
-        outputs = {"dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
-        ctx.call.run(_library.tandem_cp_backward, {**inputs, "dout": dout, "dlse": dlse, **outputs})
-        dq, dk, dv, dsink = once_differentiable([dq, dk, dv, dsink], (q, k, v, sink, dout, dlse))
-        return None, dq, dk, dv, dsink
+        if dlse is not None or isinstance(ctx.call, _Call):
+            dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
+        tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        gradients = ctx.call.backward(tensors, sink)
+        return None, *once_differentiable(gradients, (q, k, v, sink, dout, dlse))
 
     jvp = staticmethod(refuse_forward)
 
@@ -132,15 +146,15 @@ def context_parallel(
     """Attention over all tokens of the plan, of which each rank of the group has a shard. All ranks call together.
 
     q, k, v : the rank's rows, (rows, heads, head_dim), as plan.shard() returns them: CPU tensors of float32, bfloat16
-        or float16. The mask is the plan's.
-    group : a torch process group with a backend for CPU tensors; None: the default group.
+        or float16, or CUDA tensors of bfloat16 or float16. The mask is the plan's.
+    group : a torch process group with a backend for the tensors' device, gloo or nccl; None: the default group.
     execution : "gather" receives all needed keys at once, "ring" the keys of one rank after the other, and "heads"
         exchanges tokens for heads. All ranks pass the same one.
     softmax_scale, softcap, alibi_slopes, sink : as :func:`tandem.attention`. alibi_slopes: (heads_q) or (documents,
         heads_q). sink is whole on every rank, and so is its gradient: do not sum it over the ranks again.
     score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
         ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
-        The tensors of score_mod have no gradients.
+        The tensors of score_mod have no gradients. GPUs refuse the three.
     return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
 
     q, k, v and sink have gradients. All ranks run the backward, in the same order. The first call with a plan, shapes
@@ -152,16 +166,7 @@ def context_parallel(
     if execution not in EXECUTIONS:
         raise ValueError(f"execution ({execution!r}) must be one of {', '.join(EXECUTIONS)}: choose one of them")
     tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes}
-    for name, x in tensors.items():
-        if x is None:
-            continue
-        check_tensor(x, name)
-        check_layout(x, name)
-        if x.device.type != "cpu":
-            raise Unsupported(f"{name} ({x.device}) must be on the CPU: context parallelism runs only on CPUs")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 3:
-            raise ValueError(f"{name} ({x.dim()} dimensions) must be (rows, heads, head_dim): pass the rank's shard")
+    _check_tensors(tensors)
     refuse_tangents(tensors.values())
     if torch._C._are_functorch_transforms_active():
         raise Unsupported("context_parallel is not served under torch.func's transforms: call it outside of them")
@@ -174,6 +179,48 @@ def context_parallel(
         if seed is None:
             raise ValueError("seed (None) must be an integer or two with dropout_p: pass the same seed on all ranks")
         options["seed"] = seed_of(seed)
-    call = _Call(plan, transport_of(group), execution, options)
-    out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink))
+    if q.is_cuda:
+        out, lse = _on_tensors(plan, group, execution, options, tensors)
+    else:
+        out, lse = _ContextParallel.apply(_Call(plan, transport_of(group), execution, options), q, k, v, resolved(sink))
     return (out, lse) if return_lse else out
+
+
+def _check_tensors(tensors: dict[str, Any]) -> None:
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        check_tensor(x, name)
+        check_layout(x, name)
+        device = tensors["q"].device
+        if x.device.type not in ("cpu", "cuda"):
+            raise Unsupported(f"{name} ({x.device}) must be on a CPU or a GPU of CUDA: move the tensor")
+        if x.device != device:
+            raise ValueError(f"{name} ({x.device}) must be on q's device, {device}: move the tensor")
+        if name in ("q", "k", "v") and x.dim() != 3:
+            raise ValueError(f"{name} ({x.dim()} dimensions) must be (rows, heads, head_dim): pass the rank's shard")
+
+
+def _on_tensors(
+    plan: ContextPlan, group: Any, execution: str, options: dict[str, Any], tensors: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Computes out and lse by calls of attention on torch tensors. Head dims are padded to multiples of 8."""
+    for name in ("score_mod", "mask_mod", "dropout_p"):
+        if options.pop(name, None):
+            raise Unsupported(f"{name} must be absent in context parallelism on GPUs: leave it out, or use the CPU")
+    q, k, v = (tensors[name] for name in ("q", "k", "v"))
+    group = checked_group(group, q.device.type)
+    if dist.get_world_size(group) != plan.ranks:
+        raise ValueError(
+            f"group ({dist.get_world_size(group)} ranks) must have the {plan.ranks} ranks of the plan: create the plan "
+            "for this group"
+        )
+    if options["softmax_scale"] is None and q.shape[-1] > 0:
+        options["softmax_scale"] = q.shape[-1] ** -0.5
+    padded = padded_qkv(q, k, v) if q.is_cuda else (q, k, v)
+    sink = resolved(tensors["sink"])
+    call = TorchCall(plan, dist.get_rank(group), group if plan.ranks > 1 else None, execution, options)
+    inputs = dict(zip(("q", "k", "v"), padded), sink=sink, alibi_slopes=options["alibi_slopes"])
+    call.agree(inputs, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs.values()))
+    out, lse = _ContextParallel.apply(call, *padded, sink)
+    return out[..., : v.shape[-1]], lse

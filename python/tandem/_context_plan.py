@@ -17,6 +17,13 @@ LAYOUTS = {"balanced": 0, "contiguous": 1, "zigzag": 2, "per_document": 3, "stri
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
 _int32, _int64 = ctypes.c_int32, ctypes.c_int64
 _pointer = ctypes.POINTER(_int64)
+UNBOUNDED = 2**63 - 1
+# tandem_cp_step
+STEP = np.dtype(
+    [("document", np.int32), ("stride", np.int32)]
+    + [(name, np.int64) for name in ("q_row", "q_count", "k_row", "k_count", "q_begin", "k_begin")]
+    + [(name, np.int64) for name in ("diagonal", "window_left", "window_right", "q_order", "k_order", "pairs")]
+)
 
 
 class _PlanArgs(ctypes.Structure):
@@ -47,6 +54,7 @@ def _prepare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.tandem_cp_plan_hash.restype = ctypes.c_uint64
     library.tandem_cp_plan_rows.argtypes = [plan, _int32, _pointer, _pointer]
     library.tandem_cp_plan_tokens.argtypes = [plan, _int32, _int32, ctypes.POINTER(_int32), _pointer]
+    library.tandem_cp_plan_steps.argtypes = [plan, _int32, _int32, ctypes.c_void_p, _pointer]
     return library
 
 
@@ -104,11 +112,14 @@ class ContextPlan:
         args.causal, args.alignment = bool(causal), _ALIGNMENTS[alignment]
         left, right = (None, None) if window is None else window_of(window)
         args.window = (left is not None) + 2 * (right is not None)
+        self.window = left, (min(0, right or 0) if causal else right)
         args.window_left, args.window_right = left or 0, right or 0
         handle = ctypes.c_void_p()
         _check(_library.tandem_cp_plan_create(args, ctypes.byref(handle)))
         self.handle, self.ranks, self.layout, self.chunk = handle, ranks, layout, chunk
         self._lens = q_lens, k_lens
+        self._mask = {"causal": causal, "window": window, "alignment": alignment}
+        self.kept: dict[Any, Any] = {}  # results of executions
         self._tokens: dict[tuple[int, bool], tuple[np.ndarray, np.ndarray]] = {}
         weakref.finalize(self, _library.tandem_cp_plan_destroy, handle)
 
@@ -128,6 +139,26 @@ class ContextPlan:
         q, k = _int64(), _int64()
         _check(_library.tandem_cp_plan_rows(self.handle, rank, ctypes.byref(q), ctypes.byref(k)))
         return q.value, k.value
+
+    def lengths(self, keys: bool = False) -> np.ndarray:
+        """Returns the lengths of the documents' queries or keys."""
+        return self._lens[keys]
+
+    def steps(self, q_rank: int, k_rank: int) -> np.ndarray:
+        """Returns the steps that q_rank computes with the keys of k_rank: an array of the struct tandem_cp_step."""
+        count = _int64()
+        _check(_library.tandem_cp_plan_steps(self.handle, q_rank, k_rank, None, ctypes.byref(count)))
+        steps = np.empty(count.value, STEP)
+        _check(_library.tandem_cp_plan_steps(self.handle, q_rank, k_rank, steps.ctypes.data, ctypes.byref(count)))
+        return steps
+
+    def on_one_rank(self) -> ContextPlan:
+        """Returns the plan of the same documents, mask and chunks on one rank."""
+        found = self.kept.get("one rank")
+        if found is None:
+            lens = self._lens
+            found = self.kept["one rank"] = ContextPlan(lens[0], 1, seqlens_k=lens[1], chunk=self.chunk, **self._mask)
+        return found
 
     def _tokens_of(self, rank: int, keys: bool) -> tuple[np.ndarray, np.ndarray]:
         found = self._tokens.get((rank, keys))
@@ -182,7 +213,7 @@ class ContextPlan:
         """Returns the packed batch of the torch tensors x of all ranks of a group. The result has no gradient."""
         from tandem import _context_transport
 
-        _context_transport.transport_of(group)  # checks the group
+        group = _context_transport.checked_group(group, x.device.type)
         rows = [self.rows(rank)[keys] for rank in range(self.ranks)]
         return self.unshard(_context_transport.collect(x, rows, dim, group), dim=dim, keys=keys)
 

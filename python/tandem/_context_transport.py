@@ -101,20 +101,50 @@ class GroupTransport:
         return failure
 
 
+class Messages:
+    """Tensors on their way between the ranks of a group, in the order of the lists for each pair of ranks. Tensors
+    without elements do not travel. With NCCL nothing waits on the host.
+    """
+
+    def __init__(
+        self, group: Any, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
+    ) -> None:
+        self._tensors = sends, receives  # alive until they have arrived
+        operations = [
+            dist.P2POp(function, x, group=group, group_peer=peer)
+            for function, messages in ((dist.irecv, receives), (dist.isend, sends))
+            for peer, x in messages
+            if x.numel() > 0
+        ]
+        self._works = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> None:
+        """With NCCL the current stream waits, else the host."""
+        for work in self._works:
+            work.wait()
+
+
+def all_gathered(x: torch.Tensor, group: Any) -> list[torch.Tensor]:
+    """Returns the tensors x of all ranks, which have one shape. group None: there is one rank."""
+    if group is None:
+        return [x]
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
 def collect(x: torch.Tensor, rows: list[int], dim: int, group: Any) -> list[torch.Tensor]:
     """Returns the shards of all ranks, which have these numbers of rows."""
     padded = x.detach().movedim(dim, 0)
     padded = torch.cat((padded, padded.new_zeros((max(rows) - padded.shape[0], *padded.shape[1:]))))
-    parts = [torch.empty_like(padded) for _ in rows]
-    dist.all_gather(parts, padded, group=group)
-    return [part[:count].movedim(0, dim) for part, count in zip(parts, rows)]
+    return [part[:count].movedim(0, dim) for part, count in zip(all_gathered(padded, group), rows)]
 
 
 _transports: Any = weakref.WeakKeyDictionary()
 
 
-def transport_of(group: Any) -> GroupTransport:
-    """Returns the transport of a group, which is created once. None: torch's default group."""
+def checked_group(group: Any, device: str) -> Any:
+    """Returns the group. None: torch's default group. Raises if it does not serve the rank or tensors of the device."""
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
             "group (without torch.distributed's initialization) must be a process group: call "
@@ -124,11 +154,18 @@ def transport_of(group: Any) -> GroupTransport:
         group = dist.group.WORLD
     if dist.get_rank(group) < 0:
         raise ValueError("group must contain this process: call context_parallel only on the ranks of the group")
-    if torch.device("cpu") not in group._device_types:
+    if torch.device(device) not in group._device_types:
+        kind, backend = ("CPU", "gloo") if device == "cpu" else (device.upper(), "nccl")
         raise ValueError(
-            f"group ({dist.get_backend(group)}) must have a backend for CPU tensors: create it with 'gloo', or with "
-            "'cpu:gloo,cuda:nccl'"
+            f"group ({dist.get_backend(group)}) must have a backend for {kind} tensors: create it with {backend!r}, or "
+            "with 'cpu:gloo,cuda:nccl'"
         )
+    return group
+
+
+def transport_of(group: Any) -> GroupTransport:
+    """Returns the transport of a group for CPU tensors, which is created once. None: torch's default group."""
+    group = checked_group(group, "cpu")
     found = _transports.get(group)
     if found is None:
         found = _transports[group] = GroupTransport(group)

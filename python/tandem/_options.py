@@ -101,6 +101,7 @@ KINDS = {
     "diagonal_offset": "Length",
     "accumulate": "Flag",
     "float32_out": "OutputOnly",
+    "sm_limit": "Count",
     "score_mod": "Mod",
     "mask_mod": "Mod",
     "mask_block_q": "Length",

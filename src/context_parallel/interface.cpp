@@ -165,6 +165,18 @@ Status write_tokens(const std::vector<Shard>& shards, int32_t* documents, int64_
   return {};
 }
 
+Status write_steps(const ContextPlan& plan, int32_t q_rank, int32_t k_rank, tandem_cp_step* steps, int64_t* count) {
+  const std::vector<ContextStep> found = plan.steps_between(q_rank, k_rank);
+  *count = std::ssize(found);
+  if (steps == nullptr) return {};
+  const PlacedRuns queries(plan.queries().shards(q_rank)), keys(plan.keys().shards(k_rank));
+  for (const ContextStep& s : found) {
+    *steps++ = {s.q.document, s.q.stride, queries.row(s.q), s.q.count,      keys.row(s.k), s.k.count,   s.q.begin,
+                s.k.begin,    s.diagonal, s.window_left,    s.window_right, s.query_order, s.key_order, s.pairs};
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace tandem::context_parallel
 
@@ -195,6 +207,16 @@ tandem_status tandem_cp_plan_tokens(const tandem_cp_plan* plan, int32_t rank, in
     TANDEM_TRY(cp::check_rank(plan, rank));
     const cp::ShardLayout& layout = keys != 0 ? plan->plan.keys() : plan->plan.queries();
     return cp::write_tokens(layout.shards(rank), documents, positions);
+  });
+}
+
+tandem_status tandem_cp_plan_steps(const tandem_cp_plan* plan, int32_t q_rank, int32_t k_rank, tandem_cp_step* steps,
+                                   int64_t* count) {
+  return tandem::guarded([&]() -> tandem::Status {
+    TANDEM_TRY(cp::check_rank(plan, q_rank));
+    TANDEM_TRY(cp::check_rank(plan, k_rank));
+    TANDEM_TRY(cp::check_null("count", count, "pass the address of a variable for the number of steps"));
+    return cp::write_steps(plan->plan, q_rank, k_rank, steps, count);
   });
 }
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import reference
 import tandem
+from tandem import _context_parallel
 
 EXECUTIONS = ("gather", "ring", "heads")
 LENGTHS = [41, 0, 1, 26]
@@ -42,16 +43,23 @@ class Rank:
         q, k, v, dout = (self.random(total, *shape, seed=n, dtype=dtype) for n, shape in enumerate(shapes))
         return q, k, v, dout, self.random(heads[0], total, seed=9)
 
-    def run(self, plan, batch, rank=None, group=None, **options):
+    def run(self, plan, batch, rank=None, group=None, attend=tandem.context_parallel, **options):
         """Returns out, lse and the gradients of q, k, v and sink of a rank's shard."""
         rank = self.rank if rank is None else rank
         sink = options.pop("sink", None)
         sink = None if sink is None else sink.clone().requires_grad_()
         q, k, v, dout = (plan.shard(x, rank) for x in batch[:4])
         inputs = [x.requires_grad_() for x in (q, k, v)] + ([] if sink is None else [sink])
-        out, lse = tandem.context_parallel(*inputs[:3], plan=plan, group=group, sink=sink, return_lse=True, **options)
+        out, lse = attend(*inputs[:3], plan=plan, group=group, sink=sink, return_lse=True, **options)
         loss = (out.float() * dout.float()).sum() + (lse * plan.shard(batch[4], rank, dim=1)).sum()
         return out, lse, *torch.autograd.grad(loss, inputs)
+
+
+def by_torch(q, k, v, *, plan, group=None, sink=None, execution="gather", return_lse=True, **options):
+    """The executions on torch tensors, which serve GPUs, on CPU tensors."""
+    options = {"softcap": 0.0, "softmax_scale": None, "alibi_slopes": None, **options}
+    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": options["alibi_slopes"]}
+    return _context_parallel._on_tensors(plan, group, execution, options, tensors)
 
 
 def exact(batch, dtype, lengths=LENGTHS, sink=None, **options):
@@ -98,6 +106,38 @@ def case_options(r):
                 expect_accurate(r, plan, batch, options, {**mask, "softcap": options["softcap"]})
 
 
+def case_torch_options(r):
+    """The executions for GPUs with every option and layout."""
+    sink = torch.tensor([0.5, -1, 2, 0])
+    masks = [{}, {"causal": True}, {"causal": True, "window": (9, None)}, {"window": (5, 3)}, {"window": (-2, 7)}]
+    batch = r.batch()
+    layouts = ("balanced", "contiguous", "zigzag", "per_document", "striped")
+    for n, execution in enumerate(EXECUTIONS):
+        for m, mask in enumerate(masks):
+            for layout, chunk in ((layouts[(n + m) % 5], 0), (layouts[(n + m + 2) % 5], 0), (layouts[m], 8)):
+                plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, **mask)
+                options = {"execution": execution, "sink": sink if m % 2 else None, "softcap": 3.0 if m == 2 else 0.0}
+                mask_options = {**mask, "softcap": options["softcap"]}
+                expect_accurate(r, plan, batch, {**options, "attend": by_torch}, mask_options)
+
+
+def case_torch_bits(r):
+    """With chunks the executions for GPUs have the bits of one rank."""
+    sink = torch.tensor([0.5, -1, 2, 0])
+    for dtype, mask in ((torch.float32, {"causal": True}), (torch.bfloat16, {"window": (20, 3)})):
+        batch = r.batch(dtype=dtype)
+        one = tandem.ContextPlan(LENGTHS, 1, chunk=8, **mask)
+        expected = r.run(one, batch, rank=0, group=r.alone, sink=sink, attend=by_torch)
+        for n, execution in enumerate(EXECUTIONS):
+            layout = ("balanced", "striped", "contiguous")[n]
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, chunk=8, layout=layout, **mask)
+            results = r.run(plan, batch, execution=execution, sink=sink, attend=by_torch)
+            for name, x, whole in zip(NAMES, results, expected):
+                if name != "dsink":
+                    whole = plan.shard(whole, r.rank, dim=int(name == "lse"))
+                assert torch.equal(x, whole), f"{name}, {execution}, {dtype}"
+
+
 def case_slopes(r):
     """ALiBi has the slopes of each document."""
     slopes = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0, 0, 0], [1, 1, 1, 1.0], [0.5, 0.25, 0.2, 0.1]])
@@ -105,8 +145,9 @@ def case_slopes(r):
     cu = torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
     whole = tandem.attention(*batch[:3], cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, alibi_slopes=slopes)
     for execution in EXECUTIONS:
-        out = r.run(plan, batch, execution=execution, alibi_slopes=slopes)[0]
-        torch.testing.assert_close(out.detach(), plan.shard(whole, r.rank), atol=1e-5, rtol=1e-5)
+        for attend in (tandem.context_parallel, by_torch):
+            out = r.run(plan, batch, execution=execution, alibi_slopes=slopes, attend=attend)[0]
+            torch.testing.assert_close(out.detach(), plan.shard(whole, r.rank), atol=1e-5, rtol=1e-5)
 
 
 def case_mods_and_dropout(r):
@@ -202,7 +243,7 @@ def case_refusals(r):
     expect_error(ValueError, "q (4 dimensions) must be (rows, heads, head_dim)", call(x[None], x, x))
     expect_error(TypeError, "k (str) must be a torch tensor", call(x, "k", x))
     expect_error(tandem.Unsupported, "q.dtype (float64) must be", call(*[x.double()] * 3))
-    expect_error(tandem.Unsupported, "q (meta) must be on the CPU", call(*[x.to("meta")] * 3))
+    expect_error(tandem.Unsupported, "q (meta) must be on a CPU or a GPU", call(*[x.to("meta")] * 3))
     expect_error(ValueError, "alibi_slopes.shape[0] (3) must be", call(x, x, x, alibi_slopes=torch.ones(3, 2)))
     expect_error(ValueError, "seed (None) must be an integer or two", call(x, x, x, dropout_p=0.5))
     learned = tandem.Mod("score + t[head]", t=torch.zeros(2, requires_grad=True))
@@ -219,6 +260,53 @@ def case_second_derivatives(r):
     out = tandem.context_parallel(q, q, q, plan=plan)
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     expect_error(tandem.Unsupported, "second derivative", gradient.sum().backward)
+
+
+def case_decode(r):
+    """Few queries attend to keys that the ranks share. Some ranks have no key of a sequence."""
+    total, rows, page = torch.tensor([17, 1, 6, 40], dtype=torch.int32), 40 // r.ranks, 4
+    sink = torch.tensor([0.5, -1, 2, 0])
+    k, v = r.random(4, 40, 2, 16, seed=1), r.random(4, 40, 2, 8, seed=2)
+    own = {
+        "interleaved": [x[:, r.rank :: r.ranks] for x in (k, v)],
+        "contiguous": [x[:, r.rank * rows : (r.rank + 1) * rows] for x in (k, v)],
+    }
+    # The pages of the sequences, from the last one to the first.
+    pages = rows // page if rows % page == 0 else 0
+    table = torch.arange(4 * pages, dtype=torch.int32).flip(0).view(4, pages) if pages else None
+    for seqlen in (1, 3):
+        q = r.random(4, seqlen, 4, 16, seed=3)
+        for causal in (True, False):
+            options = {"causal": causal, "softcap": 5.0, "sink": sink}
+            whole = tandem.attention(q, k, v, seqused_k=total, return_lse=True, **options)
+            for layout, (k_own, v_own) in own.items():
+                call = {"total_k": total, "layout": layout, "return_lse": True, **options}
+                results = [tandem.context_parallel_decode(q, k_own, v_own, **call)]
+                if table is not None:
+                    paged = [x.reshape(4 * pages, page, *x.shape[2:]).flip(0) for x in (k_own, v_own)]
+                    results.append(tandem.context_parallel_decode(q, *paged, page_table=table, **call))
+                for result in results:
+                    for x, y in zip(result, whole):
+                        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
+                        gathered = [torch.empty_like(x) for _ in range(r.ranks)]
+                        dist.all_gather(gathered, x)
+                        assert all(torch.equal(x, other) for other in gathered)
+    with torch.no_grad():
+        half = tandem.context_parallel_decode(*(x.bfloat16() for x in (q, *own["contiguous"])), **call, group=None)
+    assert half[0].dtype == torch.bfloat16
+    expect_error(
+        ValueError,
+        "layout ('best') must be one of interleaved",
+        tandem.context_parallel_decode,
+        q,
+        k,
+        v,
+        total_k=total,
+        layout="best",
+    )
+    expect_error(ValueError, "total_k (torch.int64", tandem.context_parallel_decode, q, k, v, total_k=total.long())
+    learned = q.clone().requires_grad_()
+    expect_error(tandem.Unsupported, "q must not require", tandem.context_parallel_decode, learned, k, v, total_k=total)
 
 
 def case_lost_rank(r):

@@ -1,0 +1,150 @@
+"""A call of context_parallel on torch tensors by an execution of this package: agreement, both passes, dsink."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _binding, _context_heads, _context_torch, _gradients
+from tandem._context_calls import TreeSum, chunk_rows
+from tandem._context_plan import ContextPlan
+from tandem._context_torch import Execution
+from tandem._context_transport import all_gathered
+from tandem._errors import Unsupported
+
+# Multiprocessors that attention leaves to NCCL's kernels while messages are in flight.
+SPARE_SMS = 0
+
+
+class TorchCall:
+    """The plan, the group and the options of a call, for both passes. group None: the plan has one rank."""
+
+    def __init__(self, plan: ContextPlan, rank: int, group: Any, execution: str, options: dict[str, Any]) -> None:
+        self.by_heads = execution == "heads" and plan.ranks > 1
+        rounds_at_once = 1 if execution == "ring" else max(1, plan.ranks - 1)
+        self.execution = Execution(plan, rank, group, rounds_at_once, options, SPARE_SMS)
+        self.name = execution
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        run = _context_heads.forward if self.by_heads else _context_torch.forward
+        return run(self.execution, q, k, v, sink)
+
+    def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
+        run = _context_heads.backward if self.by_heads else _context_torch.backward
+        gradients: list[Tensor | None] = [
+            x.to(tensors[name].dtype) for name, x in zip(("q", "k", "v"), run(self.execution, tensors))
+        ]
+        return [*gradients, None if sink is None else self._dsink(tensors, sink)]
+
+    def agree(self, tensors: dict[str, Tensor | None], with_gradients: bool) -> None:
+        """Compares the call between the ranks, at the first call with a plan, shapes and options. Raises on all ranks
+        if the calls differ or if a rank refuses its call.
+        """
+        plan, rank = self.execution.plan, self.execution.rank
+        shapes = [(name, x.dtype, x.shape[1:]) for name, x in tensors.items() if x is not None]
+        numbers = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
+        words = repr((plan.hash, self.name, shapes, sorted(numbers.items()), with_gradients))
+        agreed = plan.kept.setdefault("agreed", set())
+        key = words, id(self.execution.group), plan.rows(rank) == tuple(tensors[x].shape[0] for x in ("q", "k"))
+        if key in agreed:
+            return
+        error = self._refusal(tensors, with_gradients)
+        number = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest(), "little")
+        own = torch.tensor([int(error is not None), number], device=tensors["q"].device)
+        results = [x.tolist() for x in all_gathered(own, self.execution.group)]
+        if error is not None:
+            raise error
+        for peer, (refused, _) in enumerate(results):
+            if refused:
+                raise ValueError(f"rank {peer} refused the call: read the error message of this rank")
+        for peer, (_, other) in enumerate(results):
+            if other != results[0][1]:
+                raise ValueError(
+                    f"plan, shapes or options of rank {peer} must equal the ones of rank 0: pass equal arguments on "
+                    "all ranks"
+                )
+        agreed.add(key)
+
+    def _refusal(self, tensors: dict[str, Any], with_gradients: bool) -> Exception | None:
+        try:
+            self._check(tensors, with_gradients)
+        except (ValueError, TypeError, RuntimeError) as error:
+            return error
+        return None
+
+    def _check(self, tensors: dict[str, Any], with_gradients: bool) -> None:
+        plan, rank = self.execution.plan, self.execution.rank
+        q, k, v = (tensors[name] for name in ("q", "k", "v"))
+        for name, x, rows in (("q", q, plan.rows(rank)[0]), ("k", k, plan.rows(rank)[1])):
+            if x.shape[0] != rows:
+                raise ValueError(
+                    f"{name} rows ({x.shape[0]}) must be the {rows} of rank {rank} in this plan: shard the batch by "
+                    "the plan's layout"
+                )
+        if v.shape[0] != k.shape[0]:
+            raise ValueError(f"v rows ({v.shape[0]}) must be the {k.shape[0]} of k: pass one row for each key")
+        sink, slopes = tensors.get("sink"), tensors.get("alibi_slopes")
+        if sink is not None and tuple(sink.shape) != (q.shape[1],):
+            raise ValueError(f"sink (shape {tuple(sink.shape)}) must be the {q.shape[1]} query heads: pass one each")
+        documents = len(plan.lengths())
+        if slopes is not None and tuple(slopes.shape) not in ((q.shape[1],), (documents, q.shape[1])):
+            raise ValueError(
+                f"alibi_slopes (shape {tuple(slopes.shape)}) must be (heads_q) or ({documents} documents, heads_q): "
+                "pass one slope for each head"
+            )
+        if slopes is not None and plan.layout == "striped" and plan.chunk == 0 and plan.ranks > 1:
+            raise Unsupported("alibi_slopes must be None with layout 'striped' without chunks: choose another layout")
+        self._check_engine(q, k, v, with_gradients)
+
+    def _check_engine(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> None:
+        """Raises if the device does not serve one row of such tensors."""
+        q, k, v = (x.new_empty((1, 1, *x.shape[1:])) for x in (q, k, v))
+        options = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
+        lse = torch.empty((1, q.shape[2], 1), dtype=torch.float32, device=q.device)
+        call_args = {**options, "q": q, "k": k, "v": v, "out": q.new_empty((*q.shape[:-1], v.shape[-1])), "lse": lse}
+        _binding.call(_binding.CHECK + _binding.FORWARD, call_args)
+        if not with_gradients:
+            return
+        if not _gradients.is_own(q):
+            raise Unsupported("q (this GPU) must be on a Hopper GPU for gradients: call under torch.no_grad()")
+        gradients = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+        _binding.call(_binding.CHECK + _binding.BACKWARD, {**call_args, "dout": call_args["out"], **gradients})
+
+    def _dsink(self, tensors: dict[str, Any], sink: Tensor) -> Tensor:
+        """The sink enters each row once: dsink = sum over rows of p_sink * (dlse - dout * out), in float64."""
+        plan, rank = self.execution.plan, self.execution.rank
+        gradient = -(tensors["dout"].float() * tensors["out"].float()).sum(-1).t().double()
+        if tensors["dlse"] is not None:
+            gradient = gradient + tensors["dlse"]
+        logits = sink.detach().double()[:, None]
+        p = torch.where(torch.isneginf(logits), 0.0, torch.exp(logits - tensors["lse"].double()))
+        rows = p * gradient  # (heads, rows)
+        if plan.chunk == 0:
+            return _in_order(all_gathered(rows.sum(1), self.execution.group)).to(sink.dtype)
+        chunks = [chunk_rows(plan, peer, keys=False) for peer in range(plan.ranks)]
+        own = rows.new_zeros((max(map(len, chunks)), rows.shape[0]))
+        for n, (_, begin, end) in enumerate(chunks[rank]):
+            own[n] = rows[:, begin:end].sum(1)
+        sums = {
+            key: part[n]
+            for peer, part in enumerate(all_gathered(own, self.execution.group))
+            for n, (key, _, _) in enumerate(chunks[peer])
+        }
+        trees: dict[int, TreeSum] = {}
+        for document, number in sorted(sums):
+            leaves = range(-(-int(plan.lengths()[document]) // plan.chunk))
+            tree = trees.setdefault(document, TreeSum(leaves))
+            tree.add(0, number, sums[document, number], torch.add)
+        parts = [tree.values()[0] for tree in trees.values()]
+        return (_in_order(parts) if parts else torch.zeros_like(sink)).to(sink.dtype)
+
+
+def _in_order(parts: list[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

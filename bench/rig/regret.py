@@ -22,7 +22,7 @@ import time
 
 from rig import random_shapes
 
-OTHER_TILES = 4  # of kSm90OtherTiles in src/plan/sm90/tuning.h
+OTHER_TILES = 4  # tiles of kSm90OtherTiles in src/plan/sm90/tuning.h
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MAX_SPLIT_TILES = 800
 DQ_SUM_N_BLOCKS = (128, 64, 32, 16, 8)
@@ -91,7 +91,7 @@ class Forced:
             raise SystemExit(f"--library: tandem_force_plan must know {', '.join(choices)}: build it from this commit")
 
     def bind(self, x, choices: dict):
-        """Returns the call with these choices. It must be captured before the next call of this function."""
+        """Returns the call with these choices, which must be captured before the next call of this function."""
         choices = dict(choices)
         splits = choices.pop("num_splits", 0)
         self.choose(choices)

@@ -198,7 +198,7 @@ struct Sm100BackwardConfig {
            ring_blocks() > 0 && smem_bytes() <= kMaxSmemBytes;
   }
 
-  static constexpr int kPreprocessThreads = 256, kPreprocessQueries = 32;         // of a CTA of the preceding kernel
+  static constexpr int kPreprocessThreads = 256, kPreprocessQueries = 32;         // bwd_preprocess
   static constexpr int preprocess_ctas() { return tile_m / kPreprocessQueries; }  // per m_block
   static constexpr int kMaxSmemBytes = 232448;                                    // per CTA
 };

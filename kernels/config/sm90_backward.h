@@ -209,7 +209,7 @@ struct Sm90BackwardConfig {
   }
 
   constexpr int load_registers() const { return ds_gmem() && !q_subtiles() ? 40 : 24; }  // dS addresses need more
-  static constexpr int kPreprocessThreads = 256, kPreprocessQueries = 32;        // of a CTA of the preceding kernel
-  constexpr int preprocess_ctas() const { return tile_m / kPreprocessQueries; }  // per m_block
-  static constexpr int kMaxSmemBytes = 232448;                                   // per CTA
+  static constexpr int kPreprocessThreads = 256, kPreprocessQueries = 32;                // bwd_preprocess
+  constexpr int preprocess_ctas() const { return tile_m / kPreprocessQueries; }          // per m_block
+  static constexpr int kMaxSmemBytes = 232448;                                           // per CTA
 };

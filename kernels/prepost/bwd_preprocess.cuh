@@ -102,7 +102,7 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
   __syncthreads();
   if (threadIdx.x >= 32) return;
   const float sink = kLog2e * load_element<T.options.f16>(p.sink, head * p.sink_head, p.sink_is_f32);
-  const int row = begin + threadIdx.x;  // of kPreprocessQueries rows, one per lane
+  const int row = begin + threadIdx.x;  // one row per lane
   const float probability = sink == -kInfinity ? 0.0f : exp2_approx(sink + lse_delta[row]);
   const float sum = sum_over_lanes<32>(-probability * lse_delta[T.tile_m + row]);
   if (threadIdx.x == 0) p.dsink_parts[blockIdx.x] = sum;

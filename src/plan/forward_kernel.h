@@ -92,7 +92,7 @@ struct ForwardSchedule {
   int grid = 0;
   // Splits of the keys, the n_blocks of each, and the offsets of their results in the workspace.
   int splits = 1, split_n_blocks = 0;
-  int combine_lanes = 1;  // of combine_splits() that share a row
+  int combine_lanes = 1;  // lanes that merge a row
   size_t split_out_offset = 0, split_lse_offset = 0;
   // T.device_splits: the most queries of a sequence that is split, and the rows of results in the workspace. 0: no
   // sequence can be split.

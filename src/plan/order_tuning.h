@@ -22,7 +22,7 @@ struct ForwardOrderTuning {
   double one_warpgroup = 0.7;  // share of an iteration's time if only one warpgroup has rows
   double worth = 0.97;         // the largest share of the time for another tile or splits
 
-  int64_t combine_many_rows = 1 << 14;  // from this number of queries of all heads on, a row has few lanes
+  int64_t combine_many_rows = 1 << 14;  // queries of all heads from which on a row has few lanes
 
   // batch_invariant: the keys of a split, rounded up to whole n_blocks. The number is part of a result's bits.
   int64_t invariant_split_keys = 1024;
@@ -40,9 +40,10 @@ struct BackwardOrderTuning {
   int64_t min_causal_heads = 8, packed_heads = 16, short_iteration_factor = 3;
 
   // Without a mask: heads whose q, dout and dq_accum take this many bytes are scheduled together, up to a number of
-  // heads, so that few n_blocks of each wait for each other. From this number of n_blocks of a head on, at least two
-  // heads are scheduled together. An epilogue costs as much as this number of iterations.
+  // heads. Fewer n_blocks of a head then wait for each other.
   int64_t full_l2_bytes = 0, max_full_heads = 8;
+  // Without a mask: from this number of n_blocks of a head on, at least two heads are scheduled together. An epilogue
+  // costs as much as this number of iterations.
   int64_t long_head_n_blocks = 16, epilogue_iterations = 3;
   bool prefers_even_groups = false;  // heads are divided into groups of one size
   std::optional<int> l2_heads = {};  // bench/tune.py: the number of key heads scheduled together

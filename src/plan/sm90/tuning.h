@@ -129,15 +129,15 @@ struct Sm90BackwardTimes {
   double iteration;         // an iteration of a CTA
   double narrow_iteration;  // the same with a padded head_dim
   double dq_wait;           // until the next n_block can add its dq
-  double causal_wait;       // share of the n_blocks that wait under a causal mask, at least
+  double causal_wait;       // least share of the n_blocks that wait with a mask
   double m_split;           // the additional sums of dk and dv
   double byte_rate;         // bytes of sums per microsecond
 };
 inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 0.6, 9.6, 12.2e6};
 inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 0, 4, 4e6};
 
-// Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256: 64 keys of a sum, a sum
-// that waits for the earlier sum, and a CTA's share of the memory's time for a further sum.
+// Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256. keys: 64 keys of a sum.
+// sum: a sum that waits for the earlier sum. bytes: a CTA's share of the memory's time for a further sum.
 struct Sm90DqTimes {
   double keys, sum, bytes;
 };
@@ -156,16 +156,17 @@ struct Sm90BackwardTuning {
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
-  // dS in global memory: tiles of a chunk, which has more tiles up to the second value in bytes; and bytes of dS per
-  // element of a float32 gradient. Up to the fourth value in m_blocks, a tile iterates over two query heads.
+  // dS in global memory: a chunk has this number of tiles, or more tiles up to this number of bytes. The third value is
+  // the bytes of dS per element of a float32 gradient. Up to the last value in m_blocks, a tile iterates over two query
+  // heads.
   int64_t ds_chunk_tiles = 512, ds_chunk_bytes = 32 << 20, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
   // dS of few heads may take this many bytes, and the sums of dq with dq_splits.
   int64_t min_ds_bytes = 512 << 20, max_dq_split_bytes = 128 << 20;
 
   BackwardOrderTuning order{.sms = kH200Sms, .full_l2_bytes = 32 << 20};
 
-  // For tests and bench/tune.py: the only schedule besides shared_p that wide heads may use; the parts and the order of
-  // the schedule rs; with dS in global memory, the n_blocks of a sum of dq.
+  // For tests and bench/tune.py. schedule: the only schedule besides shared_p that wide heads may use. dq_sum_n_blocks:
+  // the n_blocks of a sum of dq. The other values belong to the schedule rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int> m_splits, dq_splits, dq_sum_n_blocks;
   std::optional<bool> spt;

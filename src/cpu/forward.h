@@ -17,6 +17,7 @@ constexpr int64_t kForwardKeys = 64;
 constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
 
 extern "C" double log(double);
+extern "C" double sqrt(double);
 extern "C" float exp2f(float);
 
 // Returns parts of the scratch memory. With a null base this class only counts.

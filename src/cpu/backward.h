@@ -223,7 +223,7 @@ struct Backward {
         for (int h = 0; h < kPanel; h += kLanes) store(probability.of_any(a, h, f), a + h);
       }
     }
-    const VF d0 = load(probability.delta), d1 = load(probability.delta + kLanes);
+    const VF d0 = load(probability.delta), d1 = load(probability.delta + kLanes), keep = set(keep_factor(p));
     for (int64_t j = 0; j < count; ++j) {
       float *a = scores + j * kStride, *b = dscores + j * kStride;
       const VF p0 = probability.summed ? load(a) : probability(a, 0, f);
@@ -232,7 +232,7 @@ struct Backward {
       if (dropout != nullptr) {
         const VF m0 = load(dropout + j * kStride), m1 = load(dropout + j * kStride + kLanes);
         kept0 = hn::Mul(p0, m0), kept1 = hn::Mul(p1, m1);
-        g0 = hn::Mul(g0, m0), g1 = hn::Mul(g1, m1);
+        g0 = hn::Mul(hn::Mul(g0, m0), keep), g1 = hn::Mul(hn::Mul(g1, m1), keep);
       }
       g0 = hn::Mul(p0, hn::Sub(g0, d0)), g1 = hn::Mul(p1, hn::Sub(g1, d1));
       store(kept0, a), store(kept1, a + kLanes);
@@ -386,7 +386,7 @@ struct Backward {
     for (int64_t j = 0; j < piece.key_end - piece.key_begin; ++j) {
       const int64_t key = piece.key_begin + j;
       if (p.dk.present) put(p.dk, key, s.dk + j * s.k_columns, p.head_dim, p.softmax_scale);
-      if (p.dv.present) put(p.dv, key, s.dv + j * s.v_columns, p.head_dim_v, 1.0);
+      if (p.dv.present) put(p.dv, key, s.dv + j * s.v_columns, p.head_dim_v, keep_factor(p));
     }
   }
 

@@ -124,7 +124,7 @@ inline RowResult finish_row(const Problem& p, int64_t head, double max, float su
     max = top;
   }
   if (sum == 0) return {0.0f, static_cast<float>(max)};
-  return {factor / sum, p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
+  return {factor / sum * keep_factor(p), p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
 }
 
 // A panel's softmax state, and the conversion of a stored score to natural units.

@@ -178,9 +178,8 @@ def attention(
     if block_mask is not None:
         call_args.update(blocks_of(block_mask))
     if not (cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None):
-        call_args |= _given(
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k
-        )
+        call_args |= _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        call_args |= _given(seqused_q=seqused_q, seqused_k=seqused_k)
     if not (page_table is max_seqlen_q is max_seqlen_k is None):
         call_args.update(_given(page_table=page_table, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
     if dropout_p:
@@ -189,10 +188,8 @@ def attention(
         call_args["seed"] = seed_of(seed)
     if deterministic or batch_invariant:
         call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
-    if not (num_splits is max_scores is None):
-        call_args.update(_given(num_splits=num_splits, max_scores=max_scores))
-    if out is not None:
-        call_args["out"] = out
+    if not (num_splits is max_scores is out is None):
+        call_args.update(_given(num_splits=num_splits, max_scores=max_scores, out=out))
     if out_dtype is not None and is_float32(out_dtype):
         call_args["float32_out"] = True
     if type(q) is not _ndarray or _torch_front is None:

@@ -113,7 +113,7 @@ TANDEM_DEVICE void combine_columns(const ForwardParams& p, const SplitResults& r
         const float* const from = row.out + (first + i) * row.out_stride + begin;
 #pragma unroll
         for (int j = 0; j < kChunks; ++j)
-          if (begin + j * step < p.head_dim_v) x[i][j] = *reinterpret_cast<const Chunk*>(from + j * step);
+          x[i][j] = begin + j * step < p.head_dim_v ? *reinterpret_cast<const Chunk*>(from + j * step) : Chunk{};
       }
 #pragma unroll
       for (int i = 0; i < kSplits; ++i) {

@@ -21,7 +21,9 @@ from tandem._binding import (
     check_mask,
     diagonal_of,
     is_float32,
+    number_of,
     seed_of,
+    slopes_of,
     window_of,
 )
 from tandem._binding import merge as merge_into
@@ -153,9 +155,10 @@ def attention(
     if (causal is not True and causal is not False) or alignment != "bottom_right":
         check_mask(causal, alignment)
     call_args: CallArgs = {"q": q, "k": k, "v": v}
+    softcap, dropout_p = number_of(softcap, "softcap"), number_of(dropout_p, "dropout_p")
     # Options with their defaults are omitted, because storing all of them would take half as long as a small call.
     if softmax_scale is not None:
-        call_args["softmax_scale"] = softmax_scale
+        call_args["softmax_scale"] = number_of(softmax_scale, "softmax_scale")
     if causal:
         call_args["causal"] = causal
     if alignment != "bottom_right":
@@ -167,7 +170,7 @@ def attention(
     if softcap:
         call_args["softcap"] = softcap
     if not (bias is sink is alibi_slopes is None):
-        call_args.update(_given(bias=bias, sink=sink, alibi_slopes=alibi_slopes))
+        call_args.update(_given(bias=bias, sink=sink, alibi_slopes=slopes_of(alibi_slopes)))
     if score_mod is not None:
         call_args["score_mod"] = _score_mod.bound(score_mod, "score_mod")
     if mask_mod is not None:
@@ -175,8 +178,8 @@ def attention(
     if block_mask is not None:
         call_args.update(blocks_of(block_mask))
     if not (cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None):
-        lengths = _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k)
-        call_args.update(lengths)
+        call_args |= _given(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        call_args |= _given(seqused_q=seqused_q, seqused_k=seqused_k)
     if not (page_table is max_seqlen_q is max_seqlen_k is None):
         call_args.update(_given(page_table=page_table, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k))
     if dropout_p:
@@ -185,10 +188,8 @@ def attention(
         call_args["seed"] = seed_of(seed)
     if deterministic or batch_invariant:
         call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
-    if not (num_splits is max_scores is None):
-        call_args.update(_given(num_splits=num_splits, max_scores=max_scores))
-    if out is not None:
-        call_args["out"] = out
+    if not (num_splits is max_scores is out is None):
+        call_args.update(_given(num_splits=num_splits, max_scores=max_scores, out=out))
     if out_dtype is not None and is_float32(out_dtype):
         call_args["float32_out"] = True
     if type(q) is not _ndarray or _torch_front is None:
@@ -288,6 +289,7 @@ def attention_backward(
     tandem.Unsupported.
     """
     check_mask(causal, alignment)
+    dropout_p = number_of(dropout_p, "dropout_p")
     if dropout_p and seed is None:
         raise ValueError("seed (None) must be the forward call's seed, so that dropout hides the same scores: pass it")
     call_args: CallArgs = {
@@ -305,8 +307,8 @@ def attention_backward(
         "seed": seed if seed is None else seed_of(seed),
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
-        "softmax_scale": softmax_scale,
-        "softcap": softcap,
+        "softmax_scale": number_of(softmax_scale, "softmax_scale"),
+        "softcap": number_of(softcap, "softcap"),
         "causal": causal,
         "alignment": alignment,
         "window": window if window is None else window_of(window),

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from tandem import _arrays, _gpu, _score_mod
-from tandem._errors import error_of, renamed
+from tandem._errors import Unsupported, error_of, renamed
 
 CallArgs = dict[str, Any]
 
@@ -262,19 +262,63 @@ def window_of(window: Any) -> tuple[Any, Any]:
             f"window ({window!r}) must be None or (left, right), each a number of keys or None: pass a pair"
         )
     left, right = bounds
+    for n, bound in enumerate(bounds):
+        if bound is True or bound is False:
+            raise TypeError(f"window[{n}] ({bound}) must be an integer of at most 64 bits, or None: pass one")
     return left, right
+
+
+_DIFFERENTIABLE = {
+    "softmax_scale": "multiply the queries by it",
+    "scale": "multiply the queries by it",
+    "softcap": "compute the scores with score_mod",
+}
+
+
+def number_of(x: Any, name: str) -> Any:
+    """Returns a number that may be a scalar of any library; None is returned as it is."""
+    if x is None or type(x).__name__ in ("float", "int", "SymFloat"):
+        return x
+    refuse_gradient(x, name, _DIFFERENTIABLE.get(name, f"float({name})"))
+    try:
+        if isinstance(x, (str, bytes)):
+            raise TypeError
+        return float(x)
+    except (TypeError, ValueError, RuntimeError):  # several values, or none
+        shown = repr(x) if isinstance(x, str) else type(x).__name__
+        raise TypeError(f"{name} ({shown}) must be a number: convert it") from None
+
+
+def refuse_gradient(x: Any, name: str, remedy: str) -> None:
+    """Raises if autograd would expect a gradient of an argument that has none."""
+    if getattr(x, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        raise Unsupported(
+            f"{name} must not require a gradient, because {name} has none: pass {name}.detach(), or {remedy}"
+        )
+
+
+def slopes_of(x: Any) -> Any:
+    """Returns alibi_slopes, which have no gradient."""
+    refuse_gradient(x, "alibi_slopes", "compute the scores with score_mod")
+    return x
+
+
+def _within_64_bits(seed: int) -> int:
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed ({seed}) must be at least -2**63 and below 2**64: pass seed % 2**64")
+    return seed
 
 
 def seed_of(seed: Any) -> Any:
     """Returns a seed in the form of call_args."""
-    if isinstance(seed, (int, np.integer)):
-        return int(seed)
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
+        return _within_64_bits(int(seed))
     if isinstance(seed, (tuple, list)):
         if len(seed) != 2:
             raise ValueError(f"seed ({seed!r}) must be an integer or two: pass the seed, or (seed, offset)")
         number, offset = seed
         if hasattr(number, "__index__") and hasattr(offset, "__index__"):
-            return int(number), int(offset)
-    if isinstance(seed, (str, float, tuple, list)):
+            return _within_64_bits(int(number)), _within_64_bits(int(offset))
+    if isinstance(seed, (bool, str, float, tuple, list)):
         raise TypeError(f"seed ({seed!r}) must be an integer or two: pass the seed, or (seed, offset)")
     return _arrays.view(seed, "seed")

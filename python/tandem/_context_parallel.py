@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tandem import _arrays, _ctypes, _gradients, _options, _score_mod
-from tandem._binding import seed_of
+from tandem._binding import number_of, seed_of, slopes_of
 from tandem._context_plan import ContextPlan
 from tandem._context_torch_call import TorchCall
 from tandem._context_transport import GroupTransport, TransportStruct, checked_group, transport_of
@@ -170,8 +170,9 @@ def context_parallel(
     refuse_tangents(tensors.values())
     if torch._C._are_functorch_transforms_active():
         raise Unsupported("context_parallel is not served under torch.func's transforms: call it outside of them")
-    options: dict[str, Any] = {"softcap": softcap, "softmax_scale": softmax_scale, "dropout_p": dropout_p}
-    options["alibi_slopes"] = resolved(alibi_slopes)
+    numbers = {"softcap": softcap, "softmax_scale": softmax_scale, "dropout_p": dropout_p}
+    options: dict[str, Any] = {name: number_of(x, name) for name, x in numbers.items()}
+    options["alibi_slopes"] = resolved(slopes_of(alibi_slopes))
     for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if mod is not None:
             options[name] = _bound(mod, name)

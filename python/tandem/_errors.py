@@ -13,6 +13,9 @@ class Unsupported(RuntimeError):
 def error_of(status: int, sentence: str, arrays: dict[str, Any]) -> Exception:
     """Returns the exception for a ``tandem_status`` that is not 0. arrays: the call's arrays by their names."""
     kind = {1: ValueError, 2: Unsupported}.get(status, RuntimeError)
+    if without_memory := re.match(r"(\w+)\.data \(NULL\) must point", sentence):
+        name = without_memory[1]
+        return TypeError(f"{name} ({type(arrays.get(name)).__name__}) must have memory: pass a tensor with values")
     return kind(_in_python(sentence, arrays))
 
 

@@ -19,7 +19,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
     )
 
 from tandem import _arrays, _gradients, _score_mod, _vmap
-from tandem._binding import FORWARD, CallArgs, binding, call
+from tandem._binding import FORWARD, CallArgs, binding, call, refuse_gradient
 from tandem._binding import append_kv as append_to
 from tandem._binding import merge as merge_into
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
@@ -324,6 +324,8 @@ def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor
     refuse_tangents(inputs)
     inputs += (None,) * (DIFFERENTIABLE - len(inputs))
     differentiable, others = inputs[:DIFFERENTIABLE], inputs[DIFFERENTIABLE : len(INPUTS)]
+    for name, x in zip(INPUTS[DIFFERENTIABLE:], others):
+        refuse_gradient(x, name, "compute the scores with score_mod")
     captured = captured_of(inputs)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
         _refuse_transforms()

@@ -223,7 +223,7 @@ struct Backward {
         for (int h = 0; h < kPanel; h += kLanes) store(probability.of_any(a, h, f), a + h);
       }
     }
-    const VF d0 = load(probability.delta), d1 = load(probability.delta + kLanes);
+    const VF d0 = load(probability.delta), d1 = load(probability.delta + kLanes), keep = set(keep_factor(p));
     for (int64_t j = 0; j < count; ++j) {
       float *a = scores + j * kStride, *b = dscores + j * kStride;
       const VF p0 = probability.summed ? load(a) : probability(a, 0, f);
@@ -232,7 +232,7 @@ struct Backward {
       if (dropout != nullptr) {
         const VF m0 = load(dropout + j * kStride), m1 = load(dropout + j * kStride + kLanes);
         kept0 = hn::Mul(p0, m0), kept1 = hn::Mul(p1, m1);
-        g0 = hn::Mul(g0, m0), g1 = hn::Mul(g1, m1);
+        g0 = hn::Mul(hn::Mul(g0, m0), keep), g1 = hn::Mul(hn::Mul(g1, m1), keep);
       }
       g0 = hn::Mul(p0, hn::Sub(g0, d0)), g1 = hn::Mul(p1, hn::Sub(g1, d1));
       store(kept0, a), store(kept1, a + kLanes);
@@ -386,7 +386,7 @@ struct Backward {
     for (int64_t j = 0; j < piece.key_end - piece.key_begin; ++j) {
       const int64_t key = piece.key_begin + j;
       if (p.dk.present) put(p.dk, key, s.dk + j * s.k_columns, p.head_dim, p.softmax_scale);
-      if (p.dv.present) put(p.dv, key, s.dv + j * s.v_columns, p.head_dim_v, 1.0);
+      if (p.dv.present) put(p.dv, key, s.dv + j * s.v_columns, p.head_dim_v, keep_factor(p));
     }
   }
 
@@ -399,101 +399,8 @@ struct Backward {
     }
   }
 
-  // Computes sum(dout * out) of a panel's rows, in the order of dP: a row with one dominant float key has dS = 0.
-  static void sum_outputs(const Piece& piece, const PanelRows& rows, float* to, BackwardScratch& s) {
-    const Problem& p = *piece.problem;
-    const Sequence& q = piece.sequence;
-    const int64_t width = s.v_columns, size = kPanel * width;
-    float *out = s.by_row, *dout = out + size, *out_across = dout + size, *dout_across = out_across + size;
-    std::memset(out, 0, static_cast<size_t>(2 * size) * sizeof(float));
-    for (int l = 0; l < rows.count; ++l) {
-      const T* g = dout_row(p, q, rows.query[l], rows.head[l], s.dout_rows);
-      load_row(g, p.head_dim_v, width, dout + l * width);
-      with_row_of<T>(p.out, q, q.q_begin, rows.query[l], rows.head[l],
-                     [&](const auto* o) { load_row(o, p.head_dim_v, width, out + l * width); });
-    }
-    transpose(out, width, kPanel, width, out_across, kPanel);
-    transpose(dout, width, kPanel, width, dout_across, kPanel);
-    VF sum0 = hn::Zero(FTag()), sum1 = sum0;
-    for (int64_t at = 0; at < p.head_dim_v * kPanel; at += kPanel) {
-      sum0 = hn::MulAdd(load(out_across + at), load(dout_across + at), sum0);
-      sum1 = hn::MulAdd(load(out_across + at + kLanes), load(dout_across + at + kLanes), sum1);
-    }
-    store(sum0, to), store(sum1, to + kLanes);
-  }
-
   static ScoreUnit unit_of(const Piece& piece) {
     return score_unit(*piece.problem, piece.streamed_rows > 0 || Mma::kPair == 1);
-  }
-
-  static void row_terms(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* base) {
-    const Problem& p = *piece.problem;
-    BackwardScratch s(p, base);
-    ExactSums sums[kPanels];
-    bool wanted[kPanels] = {};
-    int64_t begin = piece.key_end, end = piece.key_begin;
-    for (int64_t i = 0; i < kPanels && piece.row_begin + i * kPanel < piece.row_end; ++i) {
-      PanelRows& rows = s.rows[i];
-      fill_rows(piece, piece.row_begin + i * kPanel, &rows);
-      float sums_of_outputs[kPanel];
-      sum_outputs(piece, rows, sums_of_outputs, s);
-      for (int l = 0; l < rows.count; ++l) {
-        const bool needed = is_lse_too_short<Degree>(piece, rows, l);
-        const float delta = sums_of_outputs[l] - (p.dlse.present ? *value_of(p.dlse, piece, rows, l) : 0);
-        terms_of(terms, rows, l) = {delta, 0, needed ? 1.0f : 0.0f, 0};
-        wanted[i] |= needed;
-      }
-      if (!wanted[i]) continue;
-      begin = minimum(begin, rows.begin_min);
-      end = maximum(end, rows.end_max);
-      pack_panel_queries(piece, i, s);
-    }
-    Piece x = piece;
-    for (x.key_begin = begin / kBackwardKeys * kBackwardKeys; x.key_begin < end; x.key_begin += kBackwardKeys) {
-      if (!blocks.needed(blocks.context, x.key_begin)) continue;
-      x.key_end = minimum(piece.key_end, x.key_begin + kBackwardKeys);
-      add_block(x, wanted, sums, s);
-    }
-    for (int64_t i = 0; i < kPanels; ++i) {
-      for (int l = 0; wanted[i] && l < s.rows[i].count; ++l) {
-        RowTerms& row = terms_of(terms, s.rows[i], l);
-        if (row.inverse_sum == 0) continue;
-        row.inverse_sum = 0;
-        set_sums(piece, s.rows[i], l, unit_of(piece).stored, sums[i], &row);
-      }
-    }
-  }
-
-  static void pack_panel_queries(const Piece& piece, int64_t panel, BackwardScratch& s) {
-    const Sequence& q = piece.sequence;
-    const PanelRows& rows = s.rows[panel];
-    const T* queries[kPanel];
-    for (int l = 0; l < rows.count; ++l)
-      queries[l] = row_of<T>(piece.problem->q, q, q.q_begin, rows.query[l], rows.head[l]);
-    pack_queries(piece, rows, panel, queries, s);
-  }
-
-  static void add_block(const Piece& piece, const bool* wanted, ExactSums* sums, BackwardScratch& s) {
-    const Problem& p = *piece.problem;
-    const Sequence& q = piece.sequence;
-    const int64_t count = piece.key_end - piece.key_begin;
-    const ScoreUnit unit = unit_of(piece);
-    bool packed = false;
-    for (int64_t i = 0; i < kPanels; ++i) {
-      if (!wanted[i]) continue;
-      const PanelKeys keys = panel_keys(piece, i, s);
-      if (!keys) continue;
-      for (int64_t j = 0; !packed && piece.streamed_rows == 0 && j < count; ++j)
-        row_words(row_of<T>(p.k, q, q.k_begin, piece.key_begin + j, piece.head_k), p.head_dim, s.k_stride,
-                  s.k + j * s.k_stride);
-      packed = true;
-      const Piece x = piece_of(piece, keys);
-      const int64_t shown = keys.end - keys.begin;
-      float* scores = s.scores + keys.begin * kStride + i * kPanel;
-      multiply_keys(x, i, keys.begin, s);
-      finish_scores({x, s.rows[i], x.key_begin, shown, scores, kStride}, unit, keys.options);
-      sums[i].add(scores, kStride, shown, unit.log2);
-    }
   }
 };
 

@@ -17,6 +17,7 @@ constexpr int64_t kForwardKeys = 64;
 constexpr int64_t kBiasWords = 2 * kPanel * kForwardKeys;
 
 extern "C" double log(double);
+extern "C" double sqrt(double);
 extern "C" float exp2f(float);
 
 // Returns parts of the scratch memory. With a null base this class only counts.
@@ -123,7 +124,7 @@ inline RowResult finish_row(const Problem& p, int64_t head, double max, float su
     max = top;
   }
   if (sum == 0) return {0.0f, static_cast<float>(max)};
-  return {factor / sum, p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
+  return {factor / sum * keep_factor(p), p.lse.present ? static_cast<float>(max + log(sum)) : 0.0f};
 }
 
 // A panel's softmax state, and the conversion of a stored score to natural units.

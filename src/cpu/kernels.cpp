@@ -4,6 +4,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/decode.h"
+#include "cpu/row_terms.h"
 
 #define TANDEM_TEXT_(x) #x
 #define TANDEM_TEXT(x) TANDEM_TEXT_(x)
@@ -29,6 +30,7 @@ struct TargetKernels {
   using Tiles = Forward<Mma, T, Degree>;
   using Stream = Decode<T, Degree>;
   using Gradients = Backward<Mma, T, Degree>;
+  using GradientRows = BackwardRows<Mma, T, Degree>;
 };
 
 template <class F>
@@ -56,7 +58,7 @@ void combine_parts(const Piece& piece, const float* parts, int64_t count, int64_
   });
 }
 void row_terms(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* s) {
-  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::Gradients::row_terms(piece, terms, blocks, s); });
+  by_dtype(piece.problem->dtype, [&](auto e) { decltype(e)::GradientRows::run(piece, terms, blocks, s); });
 }
 size_t backward_scratch(const Problem& p) {
   return by_dtype(p.dtype, [&](auto e) { return decltype(e)::Gradients::scratch(p); });

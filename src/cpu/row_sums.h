@@ -48,20 +48,25 @@ struct Probabilities {
   }
 };
 
-// A float32 lse is off by up to |lse| 2^-24, and so is every probability of the row. Standard attention has no such
-// error if one key dominates the row. In a broad row, whose lse is near log(keys), the sums over many rows hide the
-// error. Few rows hide no error, so that their limit in float32 is lower.
+// The answer for a row. kFewKeys: the row is summed again if it sees fewer keys than the constant.
+enum class SumAgain { kNo, kFewKeys, kYes };
+constexpr int kFewKeys = 16;
+
+// A float32 lse is off by up to |lse| 2^-24 and by the errors of its scores, and so is every probability of the row.
+// Standard attention has no such error if one key dominates the row. In a broad row, whose lse is near log(keys), the
+// sums over many rows hide the error. 16-bit probabilities hide the error of a small lse.
 template <int Degree>
-inline bool is_lse_too_short(const Piece& piece, const PanelRows& rows, int lane) {
-  constexpr float kExactEnough = Degree == 6 ? 4.0f : Degree == 4 ? 256.0f : 2048.0f;
-  constexpr float kExactInFewRows = Degree == 6 ? 1.0f : kExactEnough;
+inline SumAgain sums_again(const Piece& piece, const PanelRows& rows, int lane) {
+  constexpr float kExactEnough = Degree == 6 ? 0.0f : Degree == 4 ? 256.0f : 2048.0f;
   constexpr float kBroadMax = 16.0f, kBroadMargin = 2.0f;
   constexpr int64_t kManyRows = 256;
-  const bool has_few_rows = piece.sequence.q_len * piece.heads < kManyRows;
+  const Problem& p = *piece.problem;
   const float lse = lse_of(piece, rows, lane), magnitude = lse < 0 ? -lse : lse;
-  if (!(magnitude >= (has_few_rows ? kExactInFewRows : kExactEnough) && magnitude < kInfinity)) return false;
-  if (lse < 0 || lse >= kBroadMax || has_few_rows) return true;
-  return exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(rows.key_end[lane] - rows.key_begin[lane]);
+  if (!(magnitude >= kExactEnough && magnitude < kInfinity)) return SumAgain::kNo;
+  if (lse < 0 || lse >= kBroadMax || piece.sequence.q_len * piece.heads < kManyRows) return SumAgain::kYes;
+  const int32_t keys = rows.key_end[lane] - rows.key_begin[lane];
+  if (keys < kFewKeys || exp2f((lse - kBroadMargin) * kLog2e) >= static_cast<float>(keys)) return SumAgain::kYes;
+  return p.masked() || p.bias.present || p.score_mod.present ? SumAgain::kFewKeys : SumAgain::kNo;
 }
 
 // The largest score and the sum of each lane so far. The maximum is exact.
@@ -88,23 +93,27 @@ struct ExactSums {
   }
 };
 
-// Decides whether these sums are the row's sums, because other parts of a sequence may contribute to lse. A row's sums
-// are complete if they agree with lse to the precision of float32 scores. The products may have had another order when
-// lse was computed.
-inline void set_sums(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums,
-                     RowTerms* terms) {
-  constexpr double kLog2E = 1.44269504088896340736, kPrecision = 0x1p-20;
-  const double lse = lse_of(piece, rows, lane), sink = sink_of(*piece.problem, rows.head[lane]);
-  const double max = sums.max[lane] * unit, top = max > sink ? max : sink;
-  if (!(top > -kInfinity && top < kInfinity)) return;
-  const auto of_keys = exp2f(static_cast<float>((max - top) * kLog2E));
-  const auto of_sink = sink == -kInfinity ? 0.0f : exp2f(static_cast<float>((sink - top) * kLog2E));
-  const float sum = sums.sum[lane] * of_keys + of_sink;
-  const double off = top + log(sum) - lse;
-  if (!((off < 0 ? -off : off) <= kPrecision * (lse < 0 ? -lse : lse))) return;
-  terms->max = sums.max[lane];
-  terms->inverse_sum = of_keys / sum;
-  terms->sink = of_sink / sum;
-}
+// The sum of a row's exponentials over its keys and the sink, in units of e^(their maximum), next to the row's lse.
+struct RowSum {
+  float sum, of_keys, of_sink;  // of_keys: converts a sum in units of e^max
+  double lse, off;              // off: the log of this sum minus lse; NaN: no sum
+
+  RowSum(const Piece& piece, const PanelRows& rows, int lane, double unit, const ExactSums& sums) {
+    constexpr double kLog2E = 1.44269504088896340736;
+    const double sink = sink_of(*piece.problem, rows.head[lane]);
+    const double max = sums.max[lane] * unit, top = max > sink ? max : sink;
+    of_keys = exp2f(static_cast<float>((max - top) * kLog2E));
+    of_sink = sink == -kInfinity ? 0.0f : exp2f(static_cast<float>((sink - top) * kLog2E));
+    sum = sums.sum[lane] * of_keys + of_sink;
+    lse = lse_of(piece, rows, lane);
+    off = top + log(sum) - lse;
+  }
+
+  // True if the difference is an error of float32. error: the effect of errors of the scores' products. All other
+  // errors are some half units of the scores and of their sum.
+  bool agrees(double error) const { return __builtin_fabs(off) <= 0x1p-20 * __builtin_fabs(lse) + 0x1p-22 + error; }
+  // False if no error of float32 explains the difference, unless the scores have lost most digits.
+  bool is_near() const { return __builtin_fabs(off) <= 0x1p-8 * (1 + __builtin_fabs(lse)); }
+};
 
 }  // namespace tandem::cpu::TANDEM_TARGET

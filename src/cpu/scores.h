@@ -237,7 +237,10 @@ inline void finish_scores(ScoreTile tile, ScoreUnit unit, const TileMemory& memo
 
 // ---- Dropout ----------------------------------------------------------------------------------------------------
 
-// Sets factors[key][lane] to 0 or 1 / (1 - p) for keys [key, key + count), by Philox as tandem.h defines it. The
+// The factor of kept entries. Results are multiplied by the factor, because 16-bit probabilities would round it.
+inline float keep_factor(const Problem& p) { return static_cast<float>(1.0 / (1.0 - p.dropout.p)); }
+
+// Sets factors[key][lane] to 0 (dropped) or 1 for keys [key, key + count), by Philox as tandem.h defines it. The
 // compiler vectorises the loops over lanes. The placement has stride 1.
 inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
                             int64_t stride) {
@@ -246,7 +249,6 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
   const int64_t heads = place.heads_q > 0 ? place.heads_q : p.heads_q;
   key += place.k_first;
   const uint32_t threshold = dropout_threshold(p.dropout.p);
-  const auto keep = static_cast<float>(1.0 / (1.0 - p.dropout.p));
   const auto high = static_cast<uint32_t>(p.dropout.offset >> 32);
   for (int64_t group = key / kDropoutGroup; group * kDropoutGroup < key + count; ++group) {
     uint32_t w[4][kPanel];
@@ -271,7 +273,7 @@ inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t k
       const uint32_t* const words = w[dropout_word(j)];
       const int shift = dropout_shift(j);
       float* at = factors + (j - key) * stride;
-      for (int i = 0; i < kPanel; ++i) at[i] = (words[i] >> shift & 255) < threshold ? 0.0f : keep;
+      for (int i = 0; i < kPanel; ++i) at[i] = (words[i] >> shift & 255) < threshold ? 0.0f : 1.0f;
     }
   }
 }

@@ -17,7 +17,7 @@
 //    r_j  = softcap * tanh(t_j / softcap)  (or t_j)  + bias_ij - slope * |i + diagonal - j|
 //    s_j  = score_mod(r_j)                 (or r_j)
 //    lse  = log(exp(sink) + sum_j exp(s_j)),  max_scores = max_j s_j
-//    p_j  = exp(s_j - lse)
+//    p_j  = exp(s_j - lse)                                 a float64 backward reads lse and out
 //    out  = sum_j z_j p_j v_j                                 z_j: 0 when dropped, else 1 / (1 - dropout_p)
 //
 //    delta   = dout_i . out
@@ -156,8 +156,8 @@ struct Head {
   const Problem& p;
   Sequence s;
   int64_t head;
-  Matrix q, k, v, dout;
-  mutable Mods mod;  // evaluates in place
+  Matrix q, k, v, dout, out;  // out: only of a float64 backward
+  mutable Mods mod;           // evaluates in place
 
   Head(const Problem& problem, int64_t b, int64_t query_head, bool backward)
       : p(problem),
@@ -167,10 +167,12 @@ struct Head {
         k(s.k_len, p.head_dim),
         v(s.k_len, p.head_dim_v),
         dout(backward ? s.q_len : 0, p.head_dim_v),
+        out(backward && reads_results() ? s.q_len : 0, p.head_dim_v),
         mod(problem) {
     for (int64_t i = 0; i < s.q_len; ++i) {
       load_row(p.q, p.q.at(b, s.q_begin + i, head), p.head_dim, q.row(i));
       if (backward) load_row(p.dout, p.dout.at(b, s.q_begin + i, head), p.head_dim_v, dout.row(i));
+      if (backward && reads_results()) load_row(p.out, p.out.at(b, s.q_begin + i, head), p.head_dim_v, out.row(i));
     }
     for (int64_t j = p.page_table ? first_visible_key(p, s) : 0; j < s.k_len; ++j) {
       const KeyPlace at = place_of_key(p, s, j);
@@ -188,6 +190,10 @@ struct Head {
             .seqlen_k = static_cast<int32_t>(s.k_len)};
   }
 
+  // A float64 backward reads out and lse, to which other parts of the keys may contribute. As a test's reference the
+  // backward computes them again, because shorter types round them.
+  bool reads_results() const { return p.dtype == DType::f64; }
+  double lse(int64_t i) const { return load(p.lse.dtype, p.lse.at(s.batch_index, s.q_begin + i, head)); }
   double dlse(int64_t i) const {
     return p.dlse ? load(p.dlse.dtype, p.dlse.at(s.batch_index, s.q_begin + i, head)) : 0;
   }
@@ -249,6 +255,17 @@ Row make_row(const Head& h, int64_t i) {
   return row;
 }
 
+Row make_backward_row(const Head& h, int64_t i) {
+  Row row = make_row(h, i);
+  if (!h.reads_results()) return row;
+  const double lse = h.lse(i);
+  if (lse == row.lse) return row;
+  const auto probability = [lse](double s) { return lse == -kInfinity ? 0 : std::exp(s - lse); };
+  for (ScoreEntry& e : row.entries) e.p = probability(e.s);
+  if (h.p.sink) row.p_sink = probability(load(h.p.sink.dtype, h.p.sink.at(h.s.batch_index, h.head)));
+  return row;
+}
+
 double largest_score(const Row& row) {
   double largest = -kInfinity;
   for (const ScoreEntry& e : row.entries) largest = e.s > largest || std::isnan(e.s) ? e.s : largest;  // NaN stays
@@ -266,6 +283,7 @@ struct ScoreGradients {
       ds[n] = e.z == 0 ? 0 : e.z * dot(h.dout.row(i), h.v.row(e.j), h.p.head_dim_v);
       delta += e.p * ds[n];
     }
+    if (h.reads_results()) delta = dot(h.dout.row(i), h.out.row(i), h.p.head_dim_v);
     for (size_t n = 0; n < ds.size(); ++n) {
       const ScoreEntry& e = row.entries[n];
       ds[n] = e.p * (ds[n] - delta + h.dlse(i));
@@ -299,7 +317,7 @@ void backward_group(const Problem& p, const Sequence& s, int64_t head_k, Matrix&
     for (int64_t i = 0; i < s.q_rows; ++i) {
       std::fill(dq.begin(), dq.end(), 0.0);
       if (i < s.q_len) {
-        const Row row = make_row(h, i);
+        const Row row = make_backward_row(h, i);
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
           const ScoreEntry& e = row.entries[n];
@@ -344,7 +362,7 @@ void backward_bias(const Problem& p, int64_t plane_b, int64_t plane_h) {
       if ((shape[0] > 1 && b != plane_b) || (shape[1] > 1 && head != plane_h)) continue;
       const Head h(p, b, head, true);
       for (int64_t i = 0; i < h.s.q_len; ++i) {
-        const Row row = make_row(h, i);
+        const Row row = make_backward_row(h, i);
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
           sum.row(shape[2] > 1 ? i : 0)[shape[3] > 1 ? row.entries[n].j : 0] += g.dr[n];
@@ -364,7 +382,7 @@ void backward_captured(const Problem& p) {
     for (int64_t head = 0; head < p.heads_q; ++head) {
       const Head h(p, b, head, true);
       for (int64_t i = 0; i < h.s.q_len; ++i) {
-        const Row row = make_row(h, i);
+        const Row row = make_backward_row(h, i);
         const ScoreGradients g(h, i, row);
         for (size_t n = 0; n < row.entries.size(); ++n) {
           h.mod.capture(g.ds[n], row.entries[n].r, h.at(i, row.entries[n].j), table.data());

@@ -58,7 +58,21 @@ TEST(CpuLargeScores, SteepAlibi) {
 }
 
 // The reference's lse: its products have another order than the engine's, so that sums and lse agree less.
+// Cancelling products, softcap and score_mod make the errors of scores large against lse.
 TEST(CpuLargeScores, OtherLse) {
+  for (const char* more :
+       {"--mask-mod (q+k)%3==0 --seqlen-k 3 --head-dim 128", "--softcap 4 --left 0 --right 0 --head-dim 64",
+        "--softcap 4 --score-mod 3*score --seqlen-k 2 --head-dim 40", "--left 0 --right 0 --head-dim 256",
+        "--score-mod score*c --causal 1 --seqlen-k 40 --head-dim 128", "--seqlen-q 5 --seqlen-k 300 --head-dim 192",
+        "--seqlen-q 300 --seqlen-k 300 --left 0 --right 0 --head-dim 128", "--seqlen-k 3 --sink f32 --head-dim 96",
+        "--seqlen-q 300 --seqlen-k 300 --mask-mod k==(q*7)%299 --head-dim 128",
+        "--seqlen-q 300 --seqlen-k 300 --score-mod select(k==(q*7)%299,score,-inf) --head-dim 64"}) {
+    for (const char* seed : {"1", "2", "3"})
+      expect_good(
+          "--dtype f32 --heads-q 2 --heads-k 2 --seqlen-q 40 --seqlen-k 40 --lse 0 --values large --gradients qkvs "
+          "--seed " +
+          std::string(seed) + " " + more);
+  }
   expect_good(
       "--dtype f32 --batch 2 --heads-q 2 --heads-k 2 --seqlen-q 32 --seqlen-k 32 --head-dim 96 --head-dim-v 96 "
       "--bias bool --bias-shape b11j --lse 0 --values large --seed 7016" +

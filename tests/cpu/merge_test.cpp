@@ -26,16 +26,21 @@ TEST(CpuMerge, ByTheJudge) {
   EXPECT_EQ(check_merge_accuracy(f64, merge_on_cpu), "") << f64;
 }
 
-// Returns a compact (1, rows, heads, dim) tensor in float32.
-Held random_tensor(Random& r, int64_t rows, int64_t heads, int64_t dim) {
-  Held held;
-  held.make({1, rows, heads, dim}, kF32);
-  auto* x = reinterpret_cast<float*>(held.memory.data());
-  for (int64_t n = 0; n < rows * heads * dim; ++n) x[n] = static_cast<float>(r.normal());
-  return held;
+template <class T>
+constexpr tandem_dtype kType = sizeof(T) == 8 ? kF64 : kF32;
+template <class T>
+T* numbers(Held& held) {
+  return reinterpret_cast<T*>(held.memory.data());
 }
 
-float* floats(Held& held) { return reinterpret_cast<float*>(held.memory.data()); }
+// Returns a compact (1, rows, heads, dim) tensor of T.
+template <class T>
+Held random_tensor(Random& r, int64_t rows, int64_t heads, int64_t dim) {
+  Held held;
+  held.make({1, rows, heads, dim}, kType<T>);
+  for (int64_t n = 0; n < rows * heads * dim; ++n) numbers<T>(held)[n] = static_cast<T>(r.normal());
+  return held;
+}
 
 void run(tandem_pass pass, const tandem_attention_args& args) {
   size_t bytes = 0;
@@ -45,37 +50,42 @@ void run(tandem_pass pass, const tandem_attention_args& args) {
   ASSERT_EQ(function(nullptr, &args, workspace.data(), bytes, nullptr), TANDEM_OK) << tandem_last_error();
 }
 
+template <class T>
+constexpr double kTolerance = sizeof(T) == 8 ? 1e-13 : 2e-5;
+
+template <class T>
 void expect_close(Held& got, Held& expected, int64_t count, const char* what) {
   for (int64_t n = 0; n < count; ++n) {
-    ASSERT_NEAR(floats(got)[n], floats(expected)[n], 2e-5 * (1 + std::fabs(floats(expected)[n]))) << what << " " << n;
+    ASSERT_NEAR(numbers<T>(got)[n], numbers<T>(expected)[n], kTolerance<T> * (1 + std::fabs(numbers<T>(expected)[n])))
+        << what << " " << n;
   }
 }
 
 // A ring: the keys are divided into parts, and each part's forward gets the position of the part's keys. Only one part
 // has the sink. Then each part's backward, from the merged out and lse, adds to one dq, and writes dk and dv of its
 // keys.
-TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
+template <class T>
+void expect_parts_to_be_the_whole() {
   constexpr int64_t kQueries = 40, kHeads = 2, kDim = 16, kPart = 25, kParts = 3, kKeys = kPart * kParts;
   constexpr int64_t kQ = kQueries * kHeads * kDim, kK = kKeys * kHeads * kDim;
   Random r(5);
-  Held q = random_tensor(r, kQueries, kHeads, kDim), k = random_tensor(r, kKeys, kHeads, kDim);
-  Held v = random_tensor(r, kKeys, kHeads, kDim), dout = random_tensor(r, kQueries, kHeads, kDim), sink;
-  sink.make({kHeads}, kF32);
-  floats(sink)[0] = 0.5f, floats(sink)[1] = -1;
+  Held q = random_tensor<T>(r, kQueries, kHeads, kDim), k = random_tensor<T>(r, kKeys, kHeads, kDim);
+  Held v = random_tensor<T>(r, kKeys, kHeads, kDim), dout = random_tensor<T>(r, kQueries, kHeads, kDim), sink;
+  sink.make({kHeads}, kType<T>);
+  numbers<T>(sink)[0] = 0.5, numbers<T>(sink)[1] = -1;
   for (const bool windowed : {false, true}) {
     Held out, lse, dq, dk, dv, dsink;
-    const auto make_results = [&](Held& o, Held& l) {
-      o.make({1, kQueries, kHeads, kDim}, kF32), l.make({1, kHeads, kQueries}, kF32);
+    const auto make_results = [](Held& o, Held& l) {
+      o.make({1, kQueries, kHeads, kDim}, kType<T>), l.make({1, kHeads, kQueries}, kType<T>);
     };
     make_results(out, lse);
-    dq.make({1, kQueries, kHeads, kDim}, kF32), dk.make({1, kKeys, kHeads, kDim}, kF32);
-    dv.make({1, kKeys, kHeads, kDim}, kF32), dsink.make({kHeads}, kF32);
+    dq.make({1, kQueries, kHeads, kDim}, kType<T>), dk.make({1, kKeys, kHeads, kDim}, kType<T>);
+    dv.make({1, kKeys, kHeads, kDim}, kType<T>), dsink.make({kHeads}, kType<T>);
     tandem_attention_args whole{};
     whole.size = sizeof whole;
     whole.q = &q.handle, whole.k = &k.handle, whole.v = &v.handle, whole.sink = &sink.handle;
     whole.causal = 1;
-    whole.window = windowed ? TANDEM_WINDOW_LEFT : 0;
-    whole.window_left = windowed ? 33 : 0;
+    if (windowed) whole.window = TANDEM_WINDOW_LEFT, whole.window_left = 33;
     whole.alignment = TANDEM_EXPLICIT;
     whole.diagonal_offset = 20;  // the queries begin at the 20th key
     tandem_attention_args backward = whole;
@@ -91,8 +101,8 @@ TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
     std::vector<tandem_attention_args> calls;
     for (int64_t n = 0; n < kParts; ++n) {
       const auto slice = [&](Held& from, Held& to) {
-        to.make({1, kPart, kHeads, kDim}, kF32);
-        std::copy_n(floats(from) + n * kPart * kHeads * kDim, kPart * kHeads * kDim, floats(to));
+        to.make({1, kPart, kHeads, kDim}, kType<T>);
+        std::copy_n(numbers<T>(from) + n * kPart * kHeads * kDim, kPart * kHeads * kDim, numbers<T>(to));
       };
       slice(k, part_k[n]), slice(v, part_v[n]);
       make_results(part_out[n], part_lse[n]);
@@ -108,32 +118,35 @@ TEST(CpuMerge, PartsOfTheKeysAreTheWhole) {
     merge.size = sizeof merge;
     merge.parts = kParts, merge.part_out = outs, merge.part_lse = lses;
     merge.out = &merged_out.handle, merge.lse = &merged_lse.handle;
-    ASSERT_EQ(tandem_merge(nullptr, &merge, nullptr), TANDEM_OK) << tandem_last_error();
-    expect_close(merged_out, out, kQ, "out");
-    expect_close(merged_lse, lse, kHeads * kQueries, "lse");
+    ASSERT_EQ(tandem_merge(nullptr, &merge, nullptr), TANDEM_OK);
+    expect_close<T>(merged_out, out, kQ, "out");
+    expect_close<T>(merged_lse, lse, kHeads * kQueries, "lse");
 
     Held sum_dq, sum_dsink;
-    sum_dq.make({1, kQueries, kHeads, kDim}, kF32), sum_dsink.make({kHeads}, kF32);
-    std::vector<float> all_dk, all_dv;
+    sum_dq.make({1, kQueries, kHeads, kDim}, kType<T>), sum_dsink.make({kHeads}, kType<T>);
+    std::vector<T> all_dk, all_dv;
     for (tandem_attention_args& part : calls) {
       Held part_dk, part_dv;
-      part_dk.make({1, kPart, kHeads, kDim}, kF32), part_dv.make({1, kPart, kHeads, kDim}, kF32);
+      part_dk.make({1, kPart, kHeads, kDim}, kType<T>), part_dv.make({1, kPart, kHeads, kDim}, kType<T>);
       part.out = &merged_out.handle, part.lse = &merged_lse.handle, part.dout = &dout.handle;
       part.dq = &sum_dq.handle, part.dk = &part_dk.handle, part.dv = &part_dv.handle;
       part.dsink = part.sink != nullptr ? &sum_dsink.handle : nullptr;
       part.accumulate = 1;
       run(TANDEM_BACKWARD, part);
-      all_dk.insert(all_dk.end(), floats(part_dk), floats(part_dk) + kK / kParts);
-      all_dv.insert(all_dv.end(), floats(part_dv), floats(part_dv) + kK / kParts);
+      all_dk.insert(all_dk.end(), numbers<T>(part_dk), numbers<T>(part_dk) + kK / kParts);
+      all_dv.insert(all_dv.end(), numbers<T>(part_dv), numbers<T>(part_dv) + kK / kParts);
     }
-    expect_close(sum_dq, dq, kQ, "dq");
-    expect_close(sum_dsink, dsink, kHeads, "dsink");
+    expect_close<T>(sum_dq, dq, kQ, "dq");
+    expect_close<T>(sum_dsink, dsink, kHeads, "dsink");
     for (int64_t n = 0; n < kK; ++n) {
-      ASSERT_NEAR(all_dk[static_cast<size_t>(n)], floats(dk)[n], 2e-5) << "dk " << n;
-      ASSERT_NEAR(all_dv[static_cast<size_t>(n)], floats(dv)[n], 2e-5) << "dv " << n;
+      ASSERT_NEAR(all_dk[static_cast<size_t>(n)], numbers<T>(dk)[n], kTolerance<T>) << "dk " << n;
+      ASSERT_NEAR(all_dv[static_cast<size_t>(n)], numbers<T>(dv)[n], kTolerance<T>) << "dv " << n;
     }
   }
 }
+
+TEST(CpuMerge, PartsOfTheKeysAreTheWhole) { expect_parts_to_be_the_whole<float>(); }
+TEST(CpuMerge, PartsOfTheKeysAreTheWholeInFloat64) { expect_parts_to_be_the_whole<double>(); }
 
 }  // namespace
 }  // namespace tandem::test

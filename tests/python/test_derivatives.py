@@ -16,7 +16,7 @@ from tandem.flash_attn import (  # noqa: E402
 )
 
 # torch's import of its forward-mode formulas warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
 
 CU = torch.tensor([0, 2, 5], dtype=torch.int32)
 ENDS = torch.tensor([0, 5], dtype=torch.int32)
@@ -226,3 +226,41 @@ def test_a_row_without_keys_gives_lse_no_gradient():
     assert lse[0, 0, 0] == float("inf")
     dq = torch.autograd.grad(torch.where(lse.isinf(), 0.0, lse).sum() + out.sum(), q)[0]
     assert dq.isfinite().all() and (dq[:, :3] == 0).all()
+
+
+SLOPES, NUMBER = torch.ones(2, requires_grad=True), torch.tensor(0.5, requires_grad=True)
+WITHOUT_GRADIENT = {
+    "slopes": ("alibi_slopes", lambda *x: tandem.attention(*x, alibi_slopes=SLOPES)),
+    "slopes, operator": ("alibi_slopes", lambda *x: torch.ops.tandem.forward(*x, alibi_slopes=SLOPES)[0]),
+    "slopes, compiled": (
+        "alibi_slopes", lambda *x: torch.compile(tandem.attention, backend="eager")(*x, alibi_slopes=SLOPES)
+    ),
+    "slopes, torch.func": (
+        "alibi_slopes",
+        lambda *x: torch.func.grad(lambda s: tandem.attention(*x, alibi_slopes=s).sum())(torch.ones(2)),
+    ),
+    "slopes, FA2": ("alibi_slopes", lambda *x: flash_attn_func(*x, alibi_slopes=SLOPES)),
+    "scale": ("softmax_scale", lambda *x: tandem.attention(*x, softmax_scale=NUMBER)),
+    "scale, FA3": ("softmax_scale", lambda *x: fa3.flash_attn_func(*x, softmax_scale=NUMBER)),
+    "scale, sdpa": ("scale", lambda *x: tandem.sdpa(*x, scale=NUMBER)),
+    "scale, flex": ("scale", lambda *x: tandem.flex_attention(*x, scale=NUMBER)),
+    "softcap": ("softcap", lambda *x: tandem.attention(*x, softcap=NUMBER)),
+    "dropout": ("dropout_p", lambda *x: tandem.attention(*x, dropout_p=NUMBER)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_arguments_without_a_gradient_must_not_require_one(name):
+    argument, call = WITHOUT_GRADIENT[name]
+    tensors = [x.detach().float() for x in inputs()]
+    with pytest.raises(RuntimeError, match=f"{argument} must not require a gradient"):
+        call(*tensors)
+    if "torch.func" not in name:
+        with torch.no_grad():
+            assert call(*tensors).isfinite().all()
+
+
+def test_numbers_may_be_scalars_of_torch():
+    tensors = [x.detach() for x in inputs()]
+    got = tandem.attention(*tensors, softmax_scale=NUMBER.detach(), softcap=torch.tensor(2))
+    assert torch.equal(got, tandem.attention(*tensors, softmax_scale=0.5, softcap=2.0))

@@ -131,3 +131,10 @@ def test_rows_are_padded_on_a_gpu(monkeypatch):
     text = str(jax.make_jaxpr(lambda *x: attention(*x, is_causal=True))(q, k, v))
     assert "f32[2,11,4,16]" in text and "f32[2,17,2,16]" in text
     close([attention(q, k, v, is_causal=True)], [expected])
+
+
+def test_slopes_have_no_gradient():
+    slopes = jnp.ones(4)
+    with pytest.raises(tandem.Unsupported, match="alibi_slopes must not be differentiated"):
+        jax.grad(lambda q, s: attention(q, K, V, alibi_slopes=s).sum(), argnums=(0, 1))(Q, slopes)
+    jax.grad(lambda q: attention(q, K, V, alibi_slopes=slopes).sum())(Q)

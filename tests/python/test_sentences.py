@@ -26,6 +26,7 @@ COMMON = {  # parameters of every flash_attn_func
     "window of one": (lambda f: f(Q, K, V, window_size=4), ValueError, r"window_size \(4\) must be \(left, right\)"),
     "window of three": (lambda f: f(Q, K, V, window_size=(1, 2, 3)), ValueError, r"window_size \(\(1, 2, 3\)\)"),
     "fractions": (lambda f: f(Q, K, V, window_size=(1.5, 2)), TypeError, r"window_size \(\(1.5, 2\)\) must be"),
+    "flags": (lambda f: f(Q, K, V, window_size=(True, 2)), TypeError, r"window_size \(\(True, 2\)\) must be"),
     "words": (lambda f: f(Q, K, V, window_size=("a", 2)), TypeError, r"window_size \(\('a', 2\)\) must be"),
     "meta": (lambda f: f(*(x.to("meta") for x in (Q, K, V))), TypeError, "q is on meta.* must be on cpu or cuda"),
     "k on meta": (lambda f: f(Q, K.to("meta"), V), TypeError, "k is on meta.* must be on cpu or cuda"),

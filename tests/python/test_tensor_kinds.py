@@ -169,3 +169,36 @@ def test_zero_tensors_are_read_as_zeros_or_refused():
     torch.autograd.grad(out, out.grad_fn.next_functions[0][0].variable, zero)
     with pytest.raises((TypeError, ValueError)):
         tandem.attention(zero, Q, Q)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory, which torch's dispatcher would unwrap."""
+
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", ["bias", "sink", "out", "max_scores", "seqused_k", "dout", "lse"])
+def test_tensors_without_memory_are_refused_by_name(name):
+    out, lse = tandem.attention(Q, Q, Q, return_lse=True)
+    shapes = {"bias": torch.zeros(1, 1, 4, 4), "sink": torch.zeros(2), "seqused_k": CU[1:], "max_scores": lse, "out": Q}
+    with pytest.raises(TypeError, match=rf"{name} \(Wrapper\) must have memory: pass a tensor with values"):
+        if name in shapes:
+            tandem.attention(Q, Q, Q, **{name: Wrapper(shapes[name])})
+        else:
+            tandem.attention_backward(
+                **{
+                    "dout": Q,
+                    "q": Q,
+                    "k": Q,
+                    "v": Q,
+                    "out": out,
+                    "lse": lse,
+                    name: Wrapper(lse if name == "lse" else Q),
+                }
+            )

@@ -94,7 +94,7 @@ def pair(window_size: Any) -> tuple[Any, Any]:
             f"window_size ({window_size!r}) must be (left, right), the numbers of keys before and after each query: "
             "pass such a pair, or (-1, -1) for no window"
         )
-    if not ((left is None or hasattr(left, "__index__")) and (right is None or hasattr(right, "__index__"))):
+    if any(x is not None and (isinstance(x, bool) or not hasattr(x, "__index__")) for x in (left, right)):
         raise TypeError(f"window_size ({window_size!r}) must be two whole numbers: pass None or -1 for no bound")
     return left if left is None else operator.index(left), right if right is None else operator.index(right)
 

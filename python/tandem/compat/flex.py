@@ -34,7 +34,7 @@ from torch.nn.attention.flex_attention import (
 
 import tandem
 from tandem import _api, _score_mod
-from tandem._binding import blocks_of
+from tandem._binding import blocks_of, number_of
 from tandem._errors import renamed
 from tandem._score_mod import Blocks, Mod, is_number, made_lists
 from tandem._trace import trace
@@ -118,7 +118,7 @@ def flex_attention(
     tensors = [unit_stride(x.transpose(1, 2), name) for x, name in zip((query, key, value), ("query", "key", "value"))]
     call_args = {**dict(zip("qkv", tensors)), "layout_of_q": True}
     if scale is not None:
-        call_args["softmax_scale"] = scale
+        call_args["softmax_scale"] = number_of(scale, "scale")
     for argument in _score_mod.MODS:
         if argument in mods:
             call_args[argument] = _score_mod.bound(mods[argument], argument)

@@ -73,6 +73,12 @@ def differentiable(forward: Operation) -> Callable[..., tuple[jax.Array, ...]]:
 
     def run_forward(*primals: Any) -> Any:
         arrays = [x.value for x in primals]
+        for name, x in zip(forward.inputs, primals):
+            if x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) and not _has_gradient(name, x.value):
+                raise Unsupported(
+                    f"{name} must not be differentiated, because {name} has no gradient: pass "
+                    f"jax.lax.stop_gradient({name}), or compute the scores with score_mod"
+                )
         wanted = {name: () for name, x in zip(forward.inputs, primals) if x.perturbed and _has_gradient(name, x.value)}
         backward = _outputs_of_backward(with_lse._replace(backward=True), tuple(wanted))
         check(backward, arrays)

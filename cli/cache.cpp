@@ -13,6 +13,8 @@
 #include "cli/terminal.h"
 #include "engine/gpu.h"
 #include "jit/builder.h"
+#include "plan/append_kv.h"
+#include "plan/serving.h"
 
 namespace tandem::tool {
 namespace {
@@ -55,10 +57,12 @@ int clear() {
 struct Warm {
   ProblemFlags problem;
   CardFlags card;
-  bool all_presets = false, backward = false;
+  bool all_presets = false, backward = false, serving = false;
+  int64_t page_size = 0;
   Warm() { problem.dtype = "bf16"; }
 
   int run() const;
+  std::vector<plan::PlannedKernel> serving_kernels(const ProblemFlags& flags, const gpu::Properties& device) const;
   std::vector<std::pair<std::string, ProblemFlags>> problems() const;  // with the presets' names
 };
 
@@ -96,20 +100,46 @@ std::optional<plan::Plan> plan_of(const std::string& preset, const ProblemFlags&
   }
 }
 
+// The forwards of a server: packed queries, and keys in pages if page_size is not 0.
+std::vector<plan::PlannedKernel> Warm::serving_kernels(const ProblemFlags& flags, const gpu::Properties& device) const {
+  const Planned planned(flags, device);
+  Problem p = planned.problem;
+  if (p.packed_q() || !planned.plan) {
+    throw Error(TANDEM_INVALID_ARGUMENT, "--serving must not be with --lengths-q or without queries: pass --seqlen-q");
+  }
+  p.cu_seqlens_q.present = true;
+  p.q.batch = p.out.batch = 0;
+  if (page_size > 0) {
+    const int64_t pages = (p.seqlen_k + page_size - 1) / page_size;
+    p.page_table = {.pages = p.batch * pages, .page_size = page_size, .max_pages = pages, .present = true};
+    p.seqused_k.present = true;
+    p.total_k = p.batch * pages * page_size;
+  } else {
+    p.cu_seqlens_k.present = true;
+  }
+  throw_if_failed(plan::check_serving(p));
+  throw_if_failed(plan::check(p, device));
+  return plan::serving_kernels(p, device);
+}
+
 int Warm::run() const {
   const gpu::Properties device = card.properties();
   jit::KernelBuilder builder({.site_packages = {}, .newest_major = device.driver_version / 1000}, Env::get(),
                              usable_options());
   std::set<std::string> done;
+  const auto compile_once = [&](const jit::Request& request) {
+    if (done.insert(request.name).second) compile(request, builder);
+  };
   for (const auto& [preset, flags] : problems()) {
+    if (serving) {
+      for (const plan::PlannedKernel& kernel : serving_kernels(flags, device)) compile_once(request_of(kernel, device));
+      compile_once(request_of(plan::kAppendKvKernel, plan::append_kv_translation_unit(), device));
+    }
     for (const tandem_pass pass : {TANDEM_FORWARD, TANDEM_BACKWARD}) {
-      if (pass == TANDEM_BACKWARD && !backward) continue;
+      if (pass == TANDEM_BACKWARD ? !backward : serving) continue;
       const std::optional<plan::Plan> plan = plan_of(preset, flags, device, pass);
       if (!plan) continue;
-      for (const plan::PlannedKernel& kernel : plan->kernels) {
-        const jit::Request request = request_of(kernel, device);
-        if (done.insert(request.name).second) compile(request, builder);
-      }
+      for (const plan::PlannedKernel& kernel : plan->kernels) compile_once(request_of(kernel, device));
     }
   }
   return 0;
@@ -126,6 +156,7 @@ void add_cache(Command app) {
   tandem cache warm --presets                             kernels of well-known models
   tandem cache warm --presets --backward                  the kernels of their gradients, too
   tandem cache warm --preset llama --dtype f16 --card h100
+  tandem cache warm --serving --page-size 16 --seqlen 8192 --batch 64 --heads 32 --head-dim 128 --causal
   tandem cache warm --head-dim 128 --seqlen 4096 --heads 16 --causal
 
 The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/tandem. TANDEM_CACHE=off does without.)");
@@ -137,6 +168,9 @@ The folder is TANDEM_CACHE_DIR, else tandem/ in XDG_CACHE_HOME, else ~/.cache/ta
   Command warmer = command.add("warm", "Compile the kernels of a problem; no GPU is needed");
   warmer.flag("--presets", warm->all_presets, "The kernels of all presets of `tandem explain`");
   warmer.flag("--backward", warm->backward, "The kernels of gradients, too");
+  warmer.flag("--serving", warm->serving,
+              "The kernels of packed forwards of any lengths up to the problem's, and of appending");
+  warmer.option("--page-size", warm->page_size, "With --serving: keys of a page; 0: packed keys");
   warm->card.add_to(warmer);
   warm->problem.add_presets_to(warmer);
   warm->problem.add_to(warmer);

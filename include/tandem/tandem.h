@@ -351,6 +351,13 @@ TANDEM_API tandem_status tandem_workspace_size(tandem_context* context, tandem_p
  * data pointers. */
 TANDEM_API tandem_status tandem_prepare(tandem_context* context, tandem_pass pass, const tandem_attention_args* args);
 
+/* Compiles every kernel that the forwards of a server can choose, for the options, heads and page size of args. The
+ * lengths of args are the largest ones. The lengths are batch, seqlen_q, total_q, max_seqlen_q, seqlen_k, max_seqlen_k
+ * and max_pages. Also compiles the kernel of tandem_append_kv. Processes that share a cache on disk compile each kernel
+ * once. Refuses a bias and block lists, whose shapes have lengths. Does nothing on the CPU. Ignores data pointers.
+ * Since 0.2. */
+TANDEM_API tandem_status tandem_prepare_serving(tandem_context* context, const tandem_attention_args* args);
+
 /* Writes out, and lse unless it is NULL. workspace: workspace_bytes of the device's memory, any alignment; NULL if 0
  * are needed. stream: a CUstream (cudaStream_t) of the context's device; NULL is its default stream. On the CPU
  * stream is NULL, and the call returns when the results are written. */

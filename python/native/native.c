@@ -102,13 +102,16 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
     return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d: move q to one", (int)index,
                         (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
-  const int runs = (what & (kCheck | kPrepare)) == 0; /* other calls need no stream, and q may be only described */
+  const int runs =
+      (what & (kCheck | kPrepare | kServing)) == 0; /* other calls need no stream, and q may be only described */
   if (on_gpu && runs && !find_stream(q, index, &gpu->stream)) return NULL;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
   tandem_context* context = on_gpu ? tandem_python_gpu(index) : tandem_python_context();
   if (what & kCheck) {
     status = tandem_check(context, pass, args);
+  } else if (what & kServing) {
+    status = tandem_prepare_serving(context, args);
   } else if (what & kPrepare) {
     status = tandem_prepare(context, pass, args);
   } else {

@@ -15,6 +15,7 @@ from tandem._binding import (
     CHECK,
     FORWARD,
     PREPARE,
+    SERVING,
     CallArgs,
     blocks_of,
     call,
@@ -433,11 +434,16 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     _inspect(CHECK, pass_, q, k, v, arguments)
 
 
-def prepare(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
+def prepare(pass_: str, q: Any, k: Any, v: Any, *, serving: bool = False, **arguments: Any) -> None:
     """Compiles the kernels of a call ahead, so that its first run may be inside a CUDA graph. Does nothing on the CPU.
     Accepts the arguments of :func:`check`, and raises the same errors.
+
+    serving : compiles every kernel that forwards with these options can choose for any lengths up to the arguments'
+        lengths, and the kernel of :func:`append_kv`. Processes that share a cache on disk compile each kernel once.
     """
-    _inspect(PREPARE, pass_, q, k, v, arguments)
+    if serving and pass_ != "forward":
+        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' with serving: pass 'forward'")
+    _inspect(SERVING if serving else PREPARE, pass_, q, k, v, arguments)
 
 
 def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:

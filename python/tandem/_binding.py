@@ -9,9 +9,10 @@ or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
 
 A binding is a module with these names.
 
-- ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus CHECK (check only),
-  PREPARE (prepare only), or HEADS_FIRST (q, k and v are (batch, heads, seqlen, head_dim)). workspace and bytes are the
-  address and size of GPU memory that the call may use. The function returns None when the call is done, else a request.
+- ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus a flag. CHECK only
+  checks, PREPARE only compiles, and SERVING compiles for all lengths. HEADS_FIRST: q, k and v are (batch, heads,
+  seqlen, head_dim). workspace and bytes are the address and size of GPU memory that the call may use. The function
+  returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
 - ``append_kv(tensors, interleaved, single_q_position)`` takes a tuple of descriptions or None, in the order of
   tandem_append_kv_args, and returns None or a request.
@@ -48,7 +49,7 @@ from tandem._errors import Unsupported, error_of, renamed
 
 CallArgs = dict[str, Any]
 
-FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE = 0, 1, 2, 4, 8
+FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE, SERVING = 0, 1, 2, 4, 8, 16
 
 
 def _load(chosen: str) -> Any:

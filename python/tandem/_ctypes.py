@@ -129,6 +129,7 @@ def _load() -> ctypes.CDLL:
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
     library.tandem_prepare.argtypes = library.tandem_check.argtypes
+    library.tandem_prepare_serving.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
     library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
     library.tandem_append_kv.argtypes = [ctypes.c_void_p, ctypes.POINTER(_AppendKvArgs), ctypes.c_void_p]
     library.tandem_make_block_mask.argtypes = [
@@ -436,6 +437,8 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
     forward_or_backward = what & 1
     if what & 2:
         return _answer(_library.tandem_check(context, forward_or_backward, args))
+    if what & 16:
+        return _answer(_library.tandem_prepare_serving(context, args))
     if what & 8:
         return _answer(_library.tandem_prepare(context, forward_or_backward, args))
     size = ctypes.c_size_t(0)

@@ -14,6 +14,7 @@ class HostEngine : public Engine {
   std::string description() const override;
   Status check_stream(void* stream) const override;
   Status prepare(const Problem&) override { return {}; }  // kernels are compiled with the library
+  Status prepare_serving(const Problem&) override { return {}; }
   Status prepare_merge() override { return {}; }
   Status append_kv(const AppendKvProblem& problem, void* stream) override;
   Status prepare_append_kv() override { return {}; }

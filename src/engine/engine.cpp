@@ -122,6 +122,12 @@ tandem_status tandem_prepare(tandem_context* context, tandem_pass pass, const ta
   });
 }
 
+tandem_status tandem_prepare_serving(tandem_context* context, const tandem_attention_args* args) {
+  return tandem::inspect(context, TANDEM_FORWARD, args, [](tandem::Engine& engine, const tandem::Problem& problem) {
+    return engine.prepare_serving(problem);
+  });
+}
+
 tandem_status tandem_forward(tandem_context* context, const tandem_attention_args* args, void* workspace,
                              size_t workspace_bytes, void* stream) {
   return tandem::run(context, TANDEM_FORWARD, args, workspace, workspace_bytes, stream);

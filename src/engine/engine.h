@@ -42,6 +42,8 @@ class Engine {
   virtual size_t workspace_size(const Problem& problem) const = 0;
   // Prepares everything that a first call would have to wait for.
   virtual Status prepare(const Problem& problem) = 0;
+  // Prepares all forwards with the problem's options and at most its lengths.
+  virtual Status prepare_serving(const Problem& problem) = 0;
   virtual Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) = 0;
 
   // Refuses unsupported calls before anything is written.

@@ -1,9 +1,11 @@
 #include "engine/gpu.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <future>
 #include <span>
+#include <thread>
 
 #include "base/own_folder.h"
 #include "base/text.h"
@@ -11,6 +13,7 @@
 #include "plan/check.h"
 #include "plan/make_blocks.h"
 #include "plan/merge.h"
+#include "plan/serving.h"
 #include "problem/bound_expression.h"
 #include "problem/use_options.h"
 
@@ -30,6 +33,8 @@ namespace {
 uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
   return problem.mask_mod->program->cuda_hash * 0x9e3779b97f4a7c15u + 1;
 }
+
+constexpr size_t kMaxBuilders = 16;  // threads that compile at once
 
 // Id of the kernel that appends to a cache.
 constexpr uint64_t kAppendKvId = 0x617070656e642076;
@@ -147,6 +152,39 @@ Status GpuEngine::prepare(const Problem& problem) {
   const plan::Plan plan = plan::make_plan(problem, device_->properties(), tuning_);
   Kernels kernels = find(plan);
   return compile(plan, &kernels);
+}
+
+// Builds kernels on a few threads. builder_ keeps the code, and the later build of a kernel returns its error.
+void GpuEngine::build_all(std::span<const jit::Request> requests) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t n; (n = next++) < requests.size();) {
+      std::shared_ptr<const jit::Code> code;
+      (void)builder_.build(requests[n], &code);
+    }
+  };
+  const size_t most = std::clamp<size_t>(std::thread::hardware_concurrency(), 1, kMaxBuilders);
+  std::vector<std::future<void>> workers;
+  for (size_t n = 1; n < std::min(most, requests.size()); ++n) workers.push_back(std::async(std::launch::async, work));
+  work();
+}
+
+Status GpuEngine::prepare_serving(const Problem& problem) {
+  TANDEM_TRY(plan::check_serving(problem));
+  const std::vector<plan::PlannedKernel> kernels = plan::serving_kernels(problem, device_->properties(), tuning_);
+  std::vector<jit::Request> requests;
+  for (const plan::PlannedKernel& kernel : kernels) {
+    if (find(kernel.id) == nullptr) requests.push_back(request_of(kernel, device_->properties()));
+  }
+  build_all(requests);
+  for (const plan::PlannedKernel& kernel : kernels) {
+    if (find(kernel.id) != nullptr) continue;
+    const auto entries = plan::entries_of(kernel.configuration, kernel.unit);
+    const Compiled* compiled = nullptr;
+    TANDEM_TRY(
+        compile(kernel.id, request_of(kernel, device_->properties()), {entries.begin(), entries.end()}, &compiled));
+  }
+  return prepare_append_kv();
 }
 
 Status GpuEngine::refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream) {

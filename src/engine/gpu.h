@@ -39,6 +39,7 @@ class GpuEngine final : public Engine {
   Status check_stream(void*) const override { return {}; }  // every stream belongs to the device
   size_t workspace_size(const Problem& problem) const override;
   Status prepare(const Problem& problem) override;
+  Status prepare_serving(const Problem& problem) override;
   // Does not allocate, lock or synchronise once the kernels are loaded. Only Problem::validate synchronises.
   Status run(const Problem& problem, const CallWorkspace& workspace, void* stream) override;
   Status merge(const MergeProblem& problem, void* stream) override;
@@ -58,6 +59,7 @@ class GpuEngine final : public Engine {
   const Compiled* find(uint64_t id) const;
   Kernels find(const plan::Plan& plan) const;
   Status compile(const plan::Plan& plan, Kernels* kernels);
+  void build_all(std::span<const jit::Request> requests);
   Status compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                  const Compiled** compiled);
   Status compile_merge(const LoadedKernel** kernel);

@@ -83,3 +83,13 @@ def test_refusals_write_nothing(call):
     with pytest.raises(TypeError, match="k_cache .*ndarray.* must be a torch tensor"):
         tandem.append_kv(**{**call, "k_cache": arrays["k_cache"]})
     assert torch.equal(call["k_cache"], before)
+
+
+def test_prepare_for_serving(call):
+    arguments = call["k"], call["k_cache"], call["v_cache"]
+    options = {"page_table": TABLE, "seqused_k": CACHED}
+    tandem.prepare("forward", *arguments, serving=True, **options)
+    with pytest.raises(ValueError, match="pass_ .'backward'. must be 'forward' with serving"):
+        tandem.prepare("backward", *arguments, serving=True, **options)
+    with pytest.raises(ValueError, match="seqused_k.dtype"):
+        tandem.prepare("forward", *arguments, serving=True, **{**options, "seqused_k": CACHED.long()})

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "base/text.h"
+#include "green_context.h"
 #include "kernels/graph.h"
 #include "lab.h"
 #include "plan/tuning.h"
@@ -194,10 +195,12 @@ class OtherWork {
   gpu::Stream stream_ = nullptr;
 };
 
+constexpr const char* kManyBlocks =
+    "--seqlen-q 4096 --seqlen-k 8192 --heads-q 8 --heads-k 8 --causal 1 --head-dim 128 --head-dim-v 128";
+
 Outcome semaphores(Lab& lab) {
-  const std::string flags = lab.is_virtual() ? "--seqlen-q 140 --seqlen-k 1100 --head-dim 64 --head-dim-v 64"
-                                             : "--seqlen-q 4096 --seqlen-k 8192 --heads-q 8 --heads-k 8 --causal 1 "
-                                               "--head-dim 128 --head-dim-v 128";
+  const char* const flags =
+      lab.is_virtual() ? "--seqlen-q 140 --seqlen-k 1100 --head-dim 64 --head-dim-v 64" : kManyBlocks;
   Call call(lab, flags, TANDEM_BACKWARD);
   call.run();
   call.keep();
@@ -220,6 +223,26 @@ Outcome semaphores(Lab& lab) {
                            ? "the backward ends with the same bits on three SMs"
                            : "the backward ends with the same bits next to a kernel on two thirds of the SMs, "
                              "and on 20 SMs"};
+}
+
+// A grid that is larger than the green context's multiprocessors: CTAs with later tiles start when earlier ones end.
+Outcome semaphores_in_green_context(Lab& lab) {
+  if (lab.is_virtual()) return {Verdict::skipped, "a virtual GPU has no green contexts"};
+  Call call(lab, kManyBlocks, TANDEM_BACKWARD);
+  call.run();
+  call.keep();
+  lab.synchronize();
+  std::optional<GreenContext> few;
+  try {
+    few.emplace(16);
+    call.run(few->stream());
+  } catch (const std::runtime_error& error) {
+    return {Verdict::skipped, str_cat("the driver refuses a green context: ", error.what())};
+  }
+  test::require(lab.gpu().device().synchronize(few->stream()));
+  call.compare();
+  if (call.differing() > 0) return {Verdict::failed, "a backward in a green context of 16 SMs has other bits"};
+  return {Verdict::ok, "the backward ends with the same bits in a green context of 16 SMs"};
 }
 
 Outcome cluster_launch_control(Lab& lab) {
@@ -324,10 +347,17 @@ Outcome sweep(Lab& lab) {
                   static_cast<int>(most), " TFLOP/s; the log lists them")};
 }
 
+Outcome under_mps(Lab&) {
+  return {Verdict::skipped,
+          "the kit starts no MPS server: run it under yours with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"};
+}
+
 }  // namespace
 
 std::vector<Experiment> call_experiments() {
-  return {{"e3-calls", order_of_calls}, {"e5", exits},   {"e6", semaphores}, {"e7", cluster_launch_control},
+  return {{"e3-calls", order_of_calls}, {"e5", exits},
+          {"e6", semaphores},           {"e6-green", semaphores_in_green_context},
+          {"e6-mps", under_mps},        {"e7", cluster_launch_control},
           {"e8", iteration_clocks},     {"sweep", sweep}};
 }
 

@@ -6,8 +6,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/env.h"
 #include "gpu/device.h"
 #include "support/gpu.h"
 
@@ -15,7 +17,7 @@ namespace tandem::day_one {
 
 struct Setup {
   std::string device = "cuda:0";
-  std::string plant;   // a planted fault: descriptor, n, barrier, order, stall, fault
+  std::string plant;   // names of planted faults, separated by commas
   std::string shapes;  // file of the problems to time
   double scale = 1;    // factor for the counts of launches
 };
@@ -69,6 +71,7 @@ class Lab {
   const gpu::Properties& properties() const { return gpu_.device().properties(); }
   bool is_blackwell() const { return properties().compute_major == 10; }
   bool is_virtual() const { return gpu_.is_virtual(); }
+  bool plants(std::string_view fault) const { return lists(setup.plant, fault); }
   // A count for a real GPU, scaled by --scale, or the reduced one of a virtual GPU.
   int count(double real, int reduced) const;
   // Polls of a bounded wait, of 100 ns at least.

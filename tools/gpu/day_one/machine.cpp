@@ -24,7 +24,7 @@ Outcome tiny(Lab& lab) {
 
 // Spins far beyond the experiment's timeout, but for a bounded time.
 Outcome stall(Lab& lab) {
-  if (lab.setup.plant != "stall") return {Verdict::skipped, "only with --plant stall"};
+  if (!lab.plants("stall")) return {Verdict::skipped, "only with --plant stall"};
   uint64_t duration = lab.is_virtual() ? 60'000'000'000u : 25'000'000'000u;
   const GpuBuffer to(lab.gpu(), "to", 4 * 4, true);
   void* to_p = to.address();
@@ -34,7 +34,7 @@ Outcome stall(Lab& lab) {
 }
 
 Outcome fault(Lab& lab) {
-  if (lab.setup.plant != "fault") return {Verdict::skipped, "only with --plant fault"};
+  if (!lab.plants("fault")) return {Verdict::skipped, "only with --plant fault"};
   const GpuBuffer to(lab.gpu(), "to", 4, true);
   void* to_p = to.address();
   lab.launch("machine.cuh", "fault", 1, {.blocks = 1, .threads = 1}, {&to_p}, {&to});

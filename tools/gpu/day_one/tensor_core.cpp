@@ -91,9 +91,9 @@ class ProductTest {
                                                                                        0,
                                                                                        0,
                                                                                        0} {
-    if (lab.setup.plant == "n") p_.n_added = 16;
-    if (lab.setup.plant == "descriptor") p_.flipped = uint64_t{1} << 33;
-    if (lab.setup.plant == "barrier") p_.arrivals = 2;
+    if (lab.plants("n")) p_.n_added = 16;
+    if (lab.plants("descriptor")) p_.flipped = uint64_t{1} << 33;
+    if (lab.plants("barrier")) p_.arrivals = 2;
   }
 
   // Returns what is wrong, or nothing.
@@ -228,7 +228,7 @@ struct OrderParameters {
 // Compares the sums of P b over all iterations with integers.
 std::string order_of(Lab& lab, int ctas, int n, int scores) {
   constexpr int kInner = 128, kRows = 256, kTurns = 8;
-  const OrderParameters o{n, scores, lab.count(1000, 3), lab.polls(), lab.setup.plant == "order"};
+  const OrderParameters o{n, scores, lab.count(1000, 3), lab.polls(), lab.plants("order")};
   std::vector<uint16_t> p, b, s(128 * 64, element(1, false));
   for (int i = 0; i < kTurns * kRows; ++i)
     for (int k = 0; k < kInner; ++k) p.push_back(element(number(i, k, 3), false));

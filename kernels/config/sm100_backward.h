@@ -189,12 +189,12 @@ struct Sm100BackwardConfig {
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * kCtaKeys * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
-  // Registers per thread, by role.
-  static constexpr int compute_registers() { return 184; }
-  static constexpr int dq_registers() { return 88; }
-  static constexpr int kOtherRegisters = 56;
+  // Registers per thread, by role. The compiler needs more for the products of sm_103a.
+  constexpr int compute_registers() const { return !kSm103 ? 184 : two_pass() ? 176 : two_cta ? 160 : 168; }
+  static constexpr int dq_registers() { return kSm103 ? 72 : 88; }
+  constexpr int other_registers() const { return !kSm103 ? 56 : two_pass() ? 88 : two_cta ? 120 : 104; }
   constexpr bool registers_fit() const {
-    return kComputing * compute_registers() + dq_registers() + kOtherRegisters <= 65536 / 128;
+    return kComputing * compute_registers() + dq_registers() + other_registers() <= 65536 / 128;
   }
 
   constexpr bool fits() const {

@@ -75,10 +75,11 @@ Planned::Planned(const ProblemFlags& flags, const gpu::Properties& device, tande
   const Results results(inputs, pass == TANDEM_BACKWARD, false);
   const detail::CArgs args(with_results(inputs.attention(flags.mask.options()), results), pass);
   throw_if_failed(make_problem(pass, args.get(), {TANDEM_CPU, 0}, false, &problem));
-  throw_if_failed(plan::check(problem, device));
+  throw_if_failed(plan::check(problem, device, plan::tuning_of(Env::get())));
   const bool no_queries = problem.total_q == 0 || problem.heads_q == 0;
   const bool no_keys = problem.total_k == 0 || problem.heads_k == 0;
-  if (!no_queries || (pass == TANDEM_BACKWARD && !no_keys)) plan = plan::make_plan(problem, device);
+  if (!no_queries || (pass == TANDEM_BACKWARD && !no_keys))
+    plan = plan::make_plan(problem, device, plan::tuning_of(Env::get()));
 }
 
 }  // namespace tandem::tool

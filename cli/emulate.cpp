@@ -57,7 +57,7 @@ std::string what_ran(const Inputs& inputs, bool gradients) {
     if (pass == TANDEM_BACKWARD && !gradients) continue;
     const Results results(inputs, gradients, false);
     const Problem problem = problem_of(with_results(inputs.attention({}), results), results, pass);
-    const plan::Plan plan = plan::make_plan(problem, device);
+    const plan::Plan plan = plan::make_plan(problem, device, plan::tuning_of(Env::get()));
     for (const plan::PlannedKernel& kernel : plan.kernels)
       text += str_cat(&kernel == plan.kernels.begin() ? "" : ", ", plan::name_of(kernel));
     if (pass == TANDEM_FORWARD && gradients) text += " and ";

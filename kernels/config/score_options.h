@@ -1,6 +1,13 @@
 // The options of a problem that the kernels of every pass have.
 #pragma once
 
+// True in device code that is compiled for compute capability 10.3 (B300).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1030
+inline constexpr bool kSm103 = true;
+#else
+inline constexpr bool kSm103 = false;
+#endif
+
 enum class Bias { none, boolean, f32, element };  // element: the type of q
 
 constexpr int bytes_of(Bias bias) {

@@ -20,6 +20,8 @@ struct Sm100BackwardConfig {
   bool store_from_registers = false;  // dk, dv stored from registers: float32 or accumulated
   bool captured = false;              // computes gradients of tensors that score_mod reads
   bool captured_per_tile = false;     // also for tiles that read one element per tensor
+  bool exact_n = false;               // products have multiples of 16 columns, else of 64
+  bool wait_products = false;         // waits for products whose operands are overwritten
   ScoreOptions options = {};
 
   static constexpr bool m_split = false;  // no split over CTAs
@@ -65,6 +67,10 @@ struct Sm100BackwardConfig {
   constexpr int k_columns() const { return 64 * k_blocks(); }
   constexpr int v_columns() const { return 64 * v_blocks(); }
 
+  // Columns of the products dK and dQ, and of dV.
+  constexpr int dk_columns() const { return exact_n ? head_dim : k_columns(); }
+  constexpr int dv_columns() const { return exact_n ? head_dim_v : v_columns(); }
+
   // The number of dk or dv columns that a thread stores at once.
   constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
 
@@ -96,9 +102,9 @@ struct Sm100BackwardConfig {
   //    0    S, P          [128]              S, P           [64]
   //    64                                    S, dQ          [64]
   //    128  dP, dS, dQ    [128]              dP, dS         [128]
-  //    256  dV            [head_dim_v]       dV             [128]
-  //    ...  dK            [head_dim]         dK             [128]
-  //    ...  dQ            [head_dim], if 512 columns suffice
+  //    256  dV            [dv_columns]       dV             [128]
+  //    ...  dK            [dk_columns]       dK             [128]
+  //    ...  dQ            [dk_columns], if 512 columns suffice
   //
   // In two passes dQ overwrites both: the columns from 128 on overwrite dP, the last 128 overwrite S. The dv pass has
   // two buffers for S, for even and odd iterations:
@@ -113,8 +119,8 @@ struct Sm100BackwardConfig {
   constexpr int s_slots() const { return accumulators == Accumulators::dv ? 2 : 1; }
   // Signals per iteration for P. A CTA pair signals each run, so that dV begins with the first run.
   constexpr int p_parts() const { return two_cta ? 2 : s_slots(); }
-  constexpr unsigned tmem_dk() const { return tmem_dv() + (two_pass() ? 0 : head_dim_v); }
-  constexpr bool dq_has_place() const { return !two_pass() && tmem_dk() + 2 * head_dim <= kTmemColumns; }
+  constexpr unsigned tmem_dk() const { return tmem_dv() + (two_pass() ? 0 : dv_columns()); }
+  constexpr bool dq_has_place() const { return !two_pass() && tmem_dk() + 2 * dk_columns() <= kTmemColumns; }
   // Parts of dQ that are multiplied and read in sequence, each in its own columns.
   constexpr int dq_pieces() const { return two_pass() && head_dim > tile_m ? 2 : 1; }
   constexpr int dq_piece_begin(int piece) const {
@@ -124,13 +130,13 @@ struct Sm100BackwardConfig {
   constexpr unsigned tmem_dq(int piece = 0) const {
     if (two_pass()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
     if (two_cta) return tmem_s() + tile_m / 2;
-    return dq_has_place() ? tmem_dk() + head_dim : tmem_dp();
+    return dq_has_place() ? tmem_dk() + dk_columns() : tmem_dp();
   }
   // All scores of an iteration are read before the first is used, because dQ overwrites them.
   constexpr bool reads_scores_ahead() const { return accumulators == Accumulators::dk || two_cta; }
   constexpr bool tmem_fits() const {
     if (two_pass()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
-    return tmem_dk() + head_dim <= kTmemColumns && head_dim <= tile_m;
+    return tmem_dk() + dk_columns() <= kTmemColumns && head_dim <= tile_m;
   }
   // The column of P or dS of a warpgroup's run of 32 queries. P and dS overwrite the warpgroup's first run of S or dP.
   constexpr unsigned tmem_rounded(unsigned at, int warpgroup, int run) const {
@@ -183,12 +189,12 @@ struct Sm100BackwardConfig {
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * kCtaKeys * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
-  // Registers per thread, by role.
-  static constexpr int compute_registers() { return 184; }
-  static constexpr int dq_registers() { return 88; }
-  static constexpr int kOtherRegisters = 56;
+  // Registers per thread, by role. The compiler needs more for the products of sm_103a.
+  constexpr int compute_registers() const { return !kSm103 ? 184 : two_pass() ? 176 : two_cta ? 160 : 168; }
+  static constexpr int dq_registers() { return kSm103 ? 72 : 88; }
+  constexpr int other_registers() const { return !kSm103 ? 56 : two_pass() ? 88 : two_cta ? 120 : 104; }
   constexpr bool registers_fit() const {
-    return kComputing * compute_registers() + dq_registers() + kOtherRegisters <= 65536 / 128;
+    return kComputing * compute_registers() + dq_registers() + other_registers() <= 65536 / 128;
   }
 
   constexpr bool fits() const {

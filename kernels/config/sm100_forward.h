@@ -16,6 +16,8 @@ struct Sm100ForwardConfig {
   bool split_keys = false;               // float32 results of splits, merged by combine_splits()
   bool device_splits = false;            // schedule() splits the keys of sequences with few queries
   int page_rows = 0;                     // keys of a TMA box in pages; 0: keys are not in pages
+  bool exact_n = false;                  // as in Sm100BackwardConfig, like the next switch
+  bool wait_products = false;
   ScoreOptions options = {};
 
   static constexpr int kTileM = 128, tile_n = 128;
@@ -48,8 +50,12 @@ struct Sm100ForwardConfig {
   constexpr int k_block_rows() const { return tile_n / ctas(); }
   constexpr int block_bytes() const { return k_block_rows() * 128; }
   constexpr int k_blocks() const { return blocks(head_dim); }
-  // Columns of values and result in tensor memory, per CTA. The product of a CTA pair needs a multiple of 32.
-  constexpr int o_columns() const { return two_cta ? (head_dim_v + 31) / 32 * 32 : head_dim_v; }
+  // Columns of values and result in tensor memory. Each CTA of a pair has half of the values' columns. Columns
+  // are multiples of 64, the width of the 128-byte swizzle, or of 16 with exact_n.
+  constexpr int o_columns() const {
+    const int step = (exact_n ? 16 : 64) * ctas();
+    return (head_dim_v + step - 1) / step * step;
+  }
   constexpr int columns_v() const { return o_columns() / ctas(); }
   constexpr int v_block_rows() const { return k_block_rows() / (blocks(columns_v()) == 3 ? 4 : blocks(columns_v())); }
   constexpr int v_blocks() const { return tile_n / v_block_rows(); }
@@ -82,10 +88,20 @@ struct Sm100ForwardConfig {
   // signals the other CTA; with varlen it first zeroes values beyond a sequence.
   constexpr bool has_relay_warp() const { return two_cta || options.varlen; }
 
-  // Registers per thread, by role.
-  constexpr int softmax_registers() const { return q_stage() == 2 ? 200 : 240; }
-  constexpr int epilogue_registers() const { return q_stage() == 1 ? 152 : options.bounded_left ? 56 : 64; }
-  constexpr int other_registers() const { return q_stage() == 1 ? 104 : options.bounded_left ? 56 : 48; }
+  // Registers per thread, by role. The compiler needs more for the products of sm_103a, and no polynomial takes any.
+  constexpr int softmax_registers() const {
+    if (q_stage() == 1) return 240;
+    return kSm103 ? (options.dropout ? 192 : 184) : 200;
+  }
+  constexpr int epilogue_registers() const {
+    if (q_stage() == 1) return 152;
+    return kSm103 || options.bounded_left ? 56 : 64;
+  }
+  constexpr int other_registers() const {
+    if (q_stage() == 1) return 104;
+    if (kSm103) return options.dropout ? 72 : 88;
+    return options.bounded_left ? 56 : 48;
+  }
   constexpr bool registers_fit() const {
     const int at_launch = 65536 / threads() / 8 * 8;
     return q_stage() * softmax_registers() + epilogue_registers() + other_registers() <= at_launch * (q_stage() + 2);

@@ -143,3 +143,11 @@ TANDEM_DEVICE void tcgen05_commit(u64* barrier) {
         : "memory");
   }
 }
+// Signals only the barrier of the CTA that issues the products.
+template <int ctas>
+TANDEM_DEVICE void tcgen05_commit_here(u64* barrier) {
+  asm volatile(
+      "tcgen05.commit.cta_group::%1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(barrier)),
+      "n"(ctas)
+      : "memory");
+}

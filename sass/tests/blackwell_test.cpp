@@ -50,5 +50,17 @@ TEST_F(MachineCodeBlackwell, IsUnderstood) {
   }
 }
 
+// The compiler needs more registers for sm_103a, which Sm100ForwardConfig gives the warps that issue products.
+TEST_F(MachineCodeBlackwell, SpillsNothingOnB300) {
+  for (const Sm100ForwardConfig& tile :
+       {Sm100ForwardConfig{.head_dim = 64, .head_dim_v = 64, .ex2_emu_pairs = 0},
+        Sm100ForwardConfig{.ex2_emu_pairs = 0, .options = {.dropout = true}},
+        Sm100ForwardConfig{.head_dim = 192, .ex2_emu_pairs = 0, .options = {.f16 = true, .bounded_right = true}},
+        Sm100ForwardConfig{.ex2_emu_pairs = 0, .two_cta = true}}) {
+    SCOPED_TRACE(plan::name_of(tile));
+    expect_read(account_of(tile, "sm_103a", shape_of(tile)), "sm_103a", tile);
+  }
+}
+
 }  // namespace
 }  // namespace tandem::machine_code

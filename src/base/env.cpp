@@ -29,6 +29,7 @@ Env load() {
   env.temporary = variable("TMPDIR");
   if (env.temporary.empty()) env.temporary = "/tmp";
   env.log = variable("TANDEM_LOG");
+  env.sm100 = variable("TANDEM_SM100");
   env.nvtx = variable("NVTX_INJECTION64_PATH");
   return env;
 }
@@ -48,7 +49,35 @@ Status check_switch(const char* name, std::string_view value, const char* on, co
       str_cat(name, " (\"", value, "\") must be \"", on, "\" or \"", off, "\": set one of them ", meaning));
 }
 
+// Calls visit(word) for each word, until it returns false.
+template <class Visit>
+bool all_words(std::string_view list, Visit&& visit) {
+  while (!list.empty()) {
+    const size_t end = std::min(list.find(','), list.size());
+    if (!visit(list.substr(0, end))) return false;
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  return true;
+}
+
+Status check_sm100(std::string_view switches) {
+  std::string_view unknown;
+  const bool known = all_words(switches, [&](std::string_view word) {
+    unknown = word;
+    return std::ranges::find(kSm100Switches, word) != std::end(kSm100Switches);
+  });
+  if (known) return {};
+  std::string names;
+  for (const std::string_view name : kSm100Switches) names += str_cat(names.empty() ? "" : ", ", name);
+  return Status::invalid(str_cat("TANDEM_SM100 (\"", switches, "\") must consist of the words ", names,
+                                 ", separated by commas: correct \"", unknown, "\""));
+}
+
 }  // namespace
+
+bool lists(std::string_view list, std::string_view word) {
+  return !all_words(list, [&](std::string_view other) { return other != word; });
+}
 
 // This object is never destroyed, because another library's static destructor may still call.
 const Env& Env::get() {
@@ -59,6 +88,7 @@ const Env& Env::get() {
 Status check(const Env& env) {
   TANDEM_TRY(check_target(env.cpu_target));
   TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "to keep compiled kernels on disk, or not"));
+  TANDEM_TRY(check_sm100(env.sm100));
   return check_switch("TANDEM_LOG", env.log, "1", "0", "to print a line for every call on a GPU or not");
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 
@@ -20,6 +21,7 @@ struct Env {
   std::string home;            // HOME
   std::string temporary;       // TMPDIR, default "/tmp": compile logs
   std::string log;             // TANDEM_LOG: "1" prints one line per GPU call to stderr
+  std::string sm100;           // TANDEM_SM100: kSm100Switches, separated by commas
   std::string nvtx;            // NVTX_INJECTION64_PATH: library of a profiling tool
 
   bool logging() const { return log == "1"; }
@@ -27,6 +29,12 @@ struct Env {
   // Returns the values at the first call.
   static const Env& get();
 };
+
+// The words of TANDEM_SM100, which plan::tuning_of() reads.
+inline constexpr std::string_view kSm100Switches[] = {"no_two_cta", "no_clc",  "clc",
+                                                      "no_overlap", "exact_n", "wait_products"};
+// Returns true if a list that is separated by commas contains the word.
+bool lists(std::string_view list, std::string_view word);
 
 // Returns ok, or a message about the first variable with an invalid value.
 Status check(const Env& env);

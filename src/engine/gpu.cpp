@@ -71,6 +71,7 @@ GpuEngine::GpuEngine(std::string name, std::unique_ptr<gpu::Device> device, Env 
     : name_(std::move(name)),
       device_(std::move(device)),
       logging_(env.logging()),
+      tuning_(plan::tuning_of(env)),
       builder_(search_for(device_->properties()), std::move(env), std::move(cache)),
       watching_(nvtx::tool()) {
   const gpu::Properties& p = device_->properties();

@@ -72,7 +72,7 @@ class GpuEngine final : public Engine {
   const std::string name_;
   const std::unique_ptr<gpu::Device> device_;
   const bool logging_;
-  plan::Tuning tuning_;
+  plan::Tuning tuning_;  // with the switches of the environment
   jit::KernelBuilder builder_;
   const nvtx::Tool* const watching_;
   std::string description_;

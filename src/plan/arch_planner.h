@@ -33,6 +33,8 @@ class ArchPlanner {
   // Sets the members that follow from the chunk, for a kernel with ds_gmem. The other members are set.
   virtual void set_ds_chunks(const Problem& p, BackwardSchedule* schedule) const = 0;
   virtual const BackwardOrderTuning& backward_order(const Tuning& tuning) const = 0;
+  // Returns false if no launch may begin before the previous one has ended.
+  virtual bool overlaps_launches(const Tuning&) const { return true; }
 
   // For `tandem explain`: the description of a tile, and the bytes of shared memory traffic per query-key pair.
   virtual std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const = 0;

@@ -82,6 +82,8 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
   visit(Field{"device_splits", kFlag, "_device_splits"}, t.device_splits);
   visit(Field{"page_rows", kPageRows}, t.page_rows);
+  visit(Field{"exact_n", kFlag, "_exact_n"}, t.exact_n);
+  visit(Field{"wait_products", kFlag, "_wait_products"}, t.wait_products);
 }
 
 template <class T, class Visit>
@@ -120,6 +122,8 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"store_from_registers", kFlag, "_from_registers"}, t.store_from_registers);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);
+  visit(Field{"exact_n", kFlag, "_exact_n"}, t.exact_n);
+  visit(Field{"wait_products", kFlag, "_wait_products"}, t.wait_products);
 }
 
 // Calls visit(Field, member) for each field of a configuration, which may be const.

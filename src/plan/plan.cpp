@@ -6,6 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "plan/arch_planner.h"
 #include "plan/arguments.h"
 #include "plan/backward.h"
 #include "plan/forward.h"
@@ -84,6 +85,9 @@ Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuni
   Plan plan;
   plan.pass = pass_of(problem.pass);
   plan.pass->plan(problem, device, tuning, &plan);
+  if (!planner_for(device).overlaps_launches(tuning)) {
+    for (PlannedLaunch& launch : plan.launches) launch.overlap_previous = false;
+  }
   return plan;
 }
 

@@ -177,6 +177,22 @@ TEST(KernelsSchedules, TwoCtas) {
   }
 }
 
+// Every form of TANDEM_SM100, with products of every width.
+TEST(KernelsSchedules, SwitchesOfBlackwell) {
+  if (is_hopper()) GTEST_SKIP();
+  const std::string flags = "--dtype bf16 --gradients qkv --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 270 ";
+  const std::vector<std::string> cases = {
+      flags + "--head-dim 80 --head-dim-v 112 --causal 1", flags + "--head-dim 128 --head-dim-v 128",
+      flags + "--head-dim 24 --head-dim-v 160 --left 90", flags + "--head-dim 192 --head-dim-v 192 --causal 1"};
+  for (const std::string switches :
+       {"exact_n", "no_two_cta", "wait_products", "no_two_cta,wait_products,exact_n", "no_clc,no_overlap"}) {
+    SCOPED_TRACE(switches);
+    Env env;
+    env.sm100 = switches;
+    expect_good_with(plan::tuning_of(env), cases);
+  }
+}
+
 // Uses every row of the table, at lengths that would choose a different row.
 TEST(KernelsSchedules, RowsOfTheForward) {
   if (!is_hopper()) GTEST_SKIP();

@@ -113,7 +113,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       do_tiles<T>(p, shared, [&](auto& s) { reduce_dq(p, s, true); });
       break;
     default:
-      setmaxnreg_dec<T.kOtherRegisters>();
+      setmaxnreg_dec<T.other_registers()>();
       do_tiles<T>(p, shared, [&](auto& s) {
         if (role == BackwardRole::accumulate_dq) reduce_dq(p, s, false);
         if constexpr (T.two_cta) {

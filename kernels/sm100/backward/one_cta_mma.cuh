@@ -4,16 +4,17 @@
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/smem.cuh"
 
-// The order of issue protects products that share columns of tensor memory. S of the next iteration overwrites P after
-// dV has read P. dQ overwrites dS after dK has read dS. dP of the next iteration overwrites both.
+// The order of issue, or T.wait_products, protects products that share columns of tensor memory. S of the next
+// iteration overwrites P after dV has read P. dQ overwrites dS after dK has read dS. dP of the next iteration
+// overwrites both.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
   constexpr int kSteps = T.tile_m / 16;  // products of 16 inner elements (queries or keys)
   constexpr u32 kBlock = T.kBlockBytes;
   constexpr u32 kScoreProduct = tcgen05_instr_desc(MmaLayout::nt, T.options.f16, T.kCtaKeys, T.tile_m);
-  constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.head_dim);
-  constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.head_dim_v);
-  constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.head_dim);
+  constexpr u32 kDkProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.dk_columns());
+  constexpr u32 kDvProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.kCtaKeys, T.dv_columns());
+  constexpr u32 kDqProduct = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.dk_columns());
   PipelineState<T.q_stages> q_next, q_ring;
   PipelineState<T.dout_stages> dout_ring;
   u32 steps = 0;  // iterations of all tiles
@@ -54,6 +55,7 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<1>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
     tcgen05_commit<1>(&s.dout_empty[dout_ring.index]);
+    if (T.wait_products) wait(&s.dout_empty[dout_ring.index], dout_ring.phase);
     dout_ring.advance();
   };
   auto mma_dk = [&](bool first) {
@@ -62,6 +64,7 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<1>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
     tcgen05_commit<1>(&s.q_empty[q_ring.index]);
+    if (T.wait_products) wait(&s.q_empty[q_ring.index], q_ring.phase);
     q_ring.advance();
   };
   auto mma_dq = [&] {

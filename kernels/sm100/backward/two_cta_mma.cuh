@@ -79,6 +79,7 @@ struct TwoCtaProducts {
       tcgen05_mma_ts<2>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), c), dout + rows_16(c), kDvProduct, !first || c > 0);
     }
     tcgen05_commit<2>(&s.two_cta.doutt_empty);
+    if (T.wait_products) wait(&s.two_cta.doutt_empty, steps & 1);
     ++steps;
   }
   TANDEM_DEVICE void mma_dk(bool first) {
@@ -89,6 +90,7 @@ struct TwoCtaProducts {
     for (int c = 0; c < kSteps; ++c)
       tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
     tcgen05_commit<2>(&s.two_cta.qt_empty);
+    if (T.wait_products) wait(&s.two_cta.qt_empty, summed & 1);
   }
   TANDEM_DEVICE void mma_dq(bool last) {
     mbarrier_expect_tx(&s.two_cta.ds_tma_full, T.kBlockBytes);

@@ -62,6 +62,7 @@ struct TwoPassProducts {
     }
     first = false;
     tcgen05_commit<1>(&s.lse_delta_empty[steps & 1]);
+    if (T.wait_products) wait(&s.lse_delta_empty[steps & 1], steps / 2 & 1);
   }
   TANDEM_DEVICE void wait_until_scores_are_read() { wait(&s.s_empty, (issued & 1) ^ 1); }
 

@@ -65,7 +65,7 @@ struct Products {
   const u64 q, k, v;  // descriptors
   PipelineState<T.ring_slots()> ring;
   PipelineState<T.score_slots()> s_ring[kTiles];
-  u32 q_parity[kTiles] = {}, o_parity[kTiles];
+  u32 q_parity[kTiles] = {}, o_parity[kTiles], pv_parity[kTiles] = {};
   Pending<T> pending[kTiles];
   bool any_pending = false;
   PipelineState<T.ring_slots()> values;  // ring slot of the pending PV product
@@ -128,6 +128,11 @@ struct Products {
     }
     if (kTiles == 1) tcgen05_commit<kCtas>(&s.o_added[i]);
     if (it.last) tcgen05_commit<kCtas>(&s.o_full[i]);
+    if constexpr (T.wait_products) {  // the next scores overwrite the probabilities
+      if (kTiles > 1) tcgen05_commit_here<kCtas>(&s.o_added[i]);
+      wait(&s.o_added[i], pv_parity[i]);
+      pv_parity[i] ^= 1;
+    }
   }
   TANDEM_DEVICE void release(PipelineState<T.ring_slots()> at, int blocks) {
 #pragma unroll

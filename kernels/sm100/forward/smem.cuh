@@ -36,7 +36,7 @@ struct SharedStorage {
   u64 ring_tma_full[T.ring_slots()], ring_empty[T.ring_slots()];
   u64 q_tma_full[T.q_stage()], q_empty[T.q_stage()];
   u64 s_ready[T.kScoreSlots], p_ready[T.kScoreSlots][2];  // p_ready *: 4 warps, for each part
-  u64 o_added[T.q_stage()];                               // one tile: the PV product of an iteration is complete
+  u64 o_added[T.q_stage()];                               // one tile, T.wait_products: PV of an iteration is complete
   u64 sum_ready[T.q_stage()], sum_empty[T.q_stage()];     // 4 warps each
   u64 o_full[T.q_stage()], o_empty[T.q_stage()];          // o_empty *: 4 warps
   u64 clc_full[2];

@@ -53,13 +53,13 @@ bool set_one_cta_stages(Sm100BackwardConfig* config) {
 
 }  // namespace
 
-Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardTuning& tuning) {
-  Sm100BackwardConfig t;
+Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100Tuning& tuning) {
+  Sm100BackwardConfig t{.exact_n = tuning.switches.exact_n, .wait_products = tuning.switches.wait_products};
   t.options = options_of(p);
   t.store_from_registers = stores_from_registers(p);
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p);
-  t.two_cta = uses_two_cta(p, tuning);
+  t.two_cta = tuning.switches.two_cta && uses_two_cta(p, tuning.backward);
   set_head_dims(p, t.two_cta ? 128 : 16, &t);
   if (t.two_cta) {
     t.q_stages = t.dout_stages = 1;
@@ -71,7 +71,7 @@ Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardT
     t.q_stages = t.dout_stages = 1;
     t.dq_stages = t.ring_blocks() > kMinRingBlocks ? 4 : 2;  // two more slots take a block of the ring
   }
-  t.spt = uses_spt(p, t, tuning);
+  t.spt = uses_spt(p, t, tuning.backward);
   return t;
 }
 

@@ -7,6 +7,6 @@
 
 namespace tandem::plan {
 
-Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100BackwardTuning& tuning);
+Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100Tuning& tuning);
 
 }  // namespace tandem::plan

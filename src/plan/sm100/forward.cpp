@@ -16,18 +16,23 @@ bool fills_pairs(const Sm100ForwardConfig& t, int64_t rows) {
 
 }  // namespace
 
-Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties& device, int64_t rows) {
+Sm100ForwardConfig select_sm100_forward(const Problem& p, const gpu::Properties& device, int64_t rows,
+                                        const Sm100Switches& switches) {
   auto t = forward_options<Sm100ForwardConfig>(p);
+  t.exact_n = switches.exact_n;
+  t.wait_products = switches.wait_products;
+  // The exponential unit has twice the rate from B300 on, and kernels of others hung there with CLC.
+  const bool b300 = device.compute_minor >= 3;
   for (const Sm100TuningRow& c : kSm100TuningRows) {
     if (t.head_dim > c.head_dim || t.head_dim_v > c.head_dim_v) continue;
     const bool full = !t.options.bounded_left && !t.options.bounded_right && !t.options.varlen && !t.has_score_mod() &&
                       !t.options.block_mask;
-    t.two_cta = c.cluster == Cluster::two_cta ||
-                (c.cluster == Cluster::two_cta_if_full && full && !p.batch_invariant && fills_pairs(t, rows));
+    t.two_cta = c.cluster == Cluster::two_cta || (c.cluster == Cluster::two_cta_if_full && switches.two_cta && full &&
+                                                  !p.batch_invariant && fills_pairs(t, rows));
     // CLC launches one CTA per tile, which sm_limit forbids.
-    t.clc = t.two_cta && (t.options.bounded_left || t.options.bounded_right || t.options.varlen) && p.sm_limit == 0;
-    const bool fast_exponentials = device.compute_minor > 0;  // double rate from B300 on
-    if (t.has_score_mod() || t.options.dropout || fast_exponentials) {
+    t.clc = (b300 ? switches.clc_b300 : switches.clc) && t.two_cta &&
+            (t.options.bounded_left || t.options.bounded_right || t.options.varlen) && p.sm_limit == 0;
+    if (t.has_score_mod() || t.options.dropout || b300) {
       t.ex2_emu_pairs = 0;
     } else {
       const bool few = t.options.bounded_left || t.options.block_mask;  // few scores in registers at once

@@ -12,8 +12,8 @@ namespace {
 class Sm100Planner final : public ArchPlanner {
  public:
   ForwardKernel select_forward(const Problem& p, const gpu::Properties& device, int pack_gqa,
-                               const Tuning&) const override {
-    return with_pages(select_sm100_forward(p, device, p.seqlen_q * pack_gqa), p);
+                               const Tuning& tuning) const override {
+    return with_pages(select_sm100_forward(p, device, p.seqlen_q * pack_gqa, tuning.sm100.switches), p);
   }
   ForwardKernel split_keys(const ForwardKernel& kernel) const override {
     Sm100ForwardConfig t = kernel.for_blackwell();
@@ -34,10 +34,11 @@ class Sm100Planner final : public ArchPlanner {
   int64_t block_mask_keys() const override { return Sm100ForwardConfig::tile_n; }
 
   void select_backward(const Problem& p, const Tuning& tuning, BackwardSchedule* schedule) const override {
-    schedule->tile = select_sm100_backward(p, tuning.sm100.backward);
+    schedule->tile = select_sm100_backward(p, tuning.sm100);
     schedule->m_splits = 1;
   }
   void set_ds_chunks(const Problem&, BackwardSchedule*) const override {}
+  bool overlaps_launches(const Tuning& tuning) const override { return tuning.sm100.switches.overlap_launches; }
   const BackwardOrderTuning& backward_order(const Tuning& tuning) const override { return tuning.sm100.backward.order; }
 
   std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const override {

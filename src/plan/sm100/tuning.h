@@ -46,9 +46,20 @@ struct Sm100BackwardTuning {
   BackwardOrderTuning order{.sms = kB200Sms, .prefers_even_groups = true};
 };
 
+// Forms of the kernels that are chosen for correctness, not for speed: TANDEM_SM100 (docs/environment.md).
+struct Sm100Switches {
+  bool two_cta = true;  // a forward with wide results has a CTA pair regardless
+  bool clc = true;      // cluster launch control
+  bool clc_b300 = false;
+  bool overlap_launches = true;  // programmatic dependent launches
+  bool exact_n = false;          // Sm100BackwardConfig::exact_n
+  bool wait_products = false;    // Sm100BackwardConfig::wait_products
+};
+
 struct Sm100Tuning {
   ForwardOrderTuning forward_order{.sms = kB200Sms};
   Sm100BackwardTuning backward;
+  Sm100Switches switches;
 };
 
 constexpr bool sm100_rows_fit() {

@@ -33,6 +33,15 @@ TEST(Environment, Switches) {
   refused(with(&Env::log, "yes"), "TANDEM_LOG (\"yes\") must be \"1\" or \"0\"");
 }
 
+TEST(Environment, WordsOfSm100) {
+  for (const char* value : {"", "no_clc", "exact_n,wait_products,no_two_cta,no_overlap,clc"})
+    EXPECT_TRUE(check(with(&Env::sm100, value)).ok());
+  for (const char* value : {"no-clc", "no_clc exact_n", "exact_n,,clc", "EXACT_N"})
+    refused(with(&Env::sm100, value), std::string("TANDEM_SM100 (\"") + value + "\") must consist of the words ");
+  EXPECT_TRUE(lists("clc,exact_n", "exact_n"));
+  EXPECT_FALSE(lists("no_clc,exact_n", "clc") || lists("", "clc"));
+}
+
 TEST(Environment, InstructionSets) {
   for (const std::string_view name : instruction_sets())
     EXPECT_TRUE(check(with(&Env::cpu_target, std::string(name))).ok());

@@ -8,7 +8,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 . scripts/python.sh
 
 install_packages "$BUILD_PACKAGES" "$PYTHON_PACKAGES"
-build release || exit 1
+mkdir -p build
+# pip downloads packages while the compilers run. The calls after the build repeat what failed, and report it.
+(python_packages && nvrtc_environment && nvdisasm_program) >build/downloads.log 2>&1 &
+built=true
+build release || built=false
+wait
+$built || exit 1
 if ! python_environment; then
   [ "${CI:-}" != true ] || die "the Python tests' environment must be created: read the errors above"
   rm -rf build/venv

@@ -8,9 +8,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
 . scripts/python.sh
 
-readonly BARE_ROOT_PACKAGES='
-debootstrap           debootstrap  makes a bare Debian in a folder
-'
 root=$PWD/build/wheel-root out=$PWD/build/wheel-test
 
 make_root() {

@@ -7,9 +7,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup.sh
 
-readonly BARE_ROOT_PACKAGES='
-debootstrap           debootstrap  makes a bare Debian in a folder
-'
 # CC and CXX have CMake's names of the compilers, so that ccache finds the wheel's objects.
 readonly kCommands='./run.sh && scripts/next_steps.sh --commands >build/next_steps && bash -eux build/next_steps'
 here=$PWD root=$PWD/build/bare-root

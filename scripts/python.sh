@@ -9,8 +9,8 @@ python3-venv          -           a virtual environment for the Python tests
 '
 TORCH='torch==2.13.0'
 
-# Keeps an environment that is up to date. Returns 1 if no environment can be created.
-python_environment() {
+# Makes build/venv without this checkout's wheel. Keeps an environment that is up to date. Returns 1 on failure.
+python_packages() {
   local venv=build/venv wanted
   wanted=$(cat tests/python/requirements.txt - <<<"$TORCH")
   if [ "$(cat $venv/requirements 2>/dev/null)" != "$wanted" ]; then
@@ -21,6 +21,11 @@ python_environment() {
     quietly "Installing the Python tests' packages" $venv/bin/pip install -r tests/python/requirements.txt || return 1
     printf '%s\n' "$wanted" >$venv/requirements
   fi
+}
+
+# Returns 1 if no environment can be created.
+python_environment() {
+  python_packages || return 1
   python_package || die "the Python package must build: correct the errors above"
 }
 

@@ -34,6 +34,9 @@ qemu-user              qemu-aarch64           runs what was compiled for 64-bit 
 dpkg-dev               dpkg-shlibdeps         dependencies of the Debian package
 googletest             -                      sources of GoogleTest, to compile for 64-bit ARM
 '
+BARE_ROOT_PACKAGES='
+debootstrap           debootstrap  makes a bare Debian in a folder
+'
 
 say() { printf '%s\n' "$@"; }
 die() {

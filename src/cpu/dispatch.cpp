@@ -1,4 +1,6 @@
 // Chooses the table of kernels for the machine that runs this process.
+#include <initializer_list>
+
 #include "base/instruction_set.h"
 #include "cpu/cpu.h"
 #include "cpu/kernels.h"
@@ -14,7 +16,12 @@ namespace {
 
 const Kernels& choose() {
 #if defined(__x86_64__)
-  for (const Kernels* kernels : {&kernels_avx2, &kernels_avx512, &kernels_avx512_bf16})
+#if defined(TANDEM_FEW_INSTRUCTION_SETS)
+  const auto compiled = {&kernels_avx512_bf16};
+#else
+  const auto compiled = {&kernels_avx2, &kernels_avx512, &kernels_avx512_bf16};
+#endif
+  for (const Kernels* kernels : compiled)
     if (kernels->name == instruction_set()) return *kernels;
 #endif
   return kernels_generic;

@@ -27,7 +27,8 @@ uint16_t narrow(double x) {
   // Subnormals share the least exponent, and therefore its step.
   const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7ff) - 1023, 1 - bias);
   if (exponent > bias) return static_cast<uint16_t>(sign | infinity);
-  const double steps = std::nearbyint(std::fabs(x) * power_of_two(kFractionBits - exponent));
+  // Adding 2^52 rounds a smaller number to an integer.
+  const double steps = std::fabs(x) * power_of_two(kFractionBits - exponent) + 0x1p52 - 0x1p52;
   // A normal number counts its leading bit in steps, which adds one to the exponent field. A carry adds one more, up to
   // infinity.
   const uint32_t magnitude =
@@ -38,17 +39,18 @@ uint16_t narrow(double x) {
 template <int kFractionBits>
 double widen(uint16_t bits) {
   constexpr int bias = (1 << (14 - kFractionBits)) - 1;
-  const int exponent = bits >> kFractionBits & (2 * bias + 1);
-  const int fraction = bits & ((1 << kFractionBits) - 1);
+  constexpr int infinity = (2 * bias + 1) << kFractionBits;
+  const int magnitude = bits & 0x7fff;
   double x;
-  if (exponent == 2 * bias + 1) {
-    x = fraction ? NAN : INFINITY;
-  } else if (exponent == 0) {
-    x = fraction * power_of_two(1 - bias - kFractionBits);
+  if (magnitude >= infinity) {
+    x = magnitude > infinity ? NAN : INFINITY;
+  } else if (magnitude < 1 << kFractionBits) {  // zero or subnormal
+    x = magnitude * power_of_two(1 - bias - kFractionBits);
   } else {
-    x = (fraction + (1 << kFractionBits)) * power_of_two(exponent - bias - kFractionBits);
+    x = std::bit_cast<double>((static_cast<uint64_t>(magnitude) << (52 - kFractionBits)) +
+                              (static_cast<uint64_t>(1023 - bias) << 52));
   }
-  return bits & 0x8000 ? -x : x;
+  return std::bit_cast<double>(std::bit_cast<uint64_t>(x) | static_cast<uint64_t>(bits & 0x8000) << 48);
 }
 
 template <class T>

@@ -1,4 +1,5 @@
-// NVRTC compiles the planned kernels for Hopper and Blackwell without spilling registers. The test needs no GPU.
+// NVRTC compiles the planned kernels for Hopper and Blackwell without spilling registers. The test needs no GPU. The
+// disabled cases compile every pair and every combination of options (tests/README.md).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -97,6 +98,14 @@ std::vector<Choice> pairwise_choices() {
   return chosen;
 }
 
+// Every second combination. CI compiles one half of the pairs for each list of kernels.
+std::vector<Choice> half_of_pairs(size_t first) {
+  const std::vector<Choice> all = pairwise_choices();
+  std::vector<Choice> half;
+  for (size_t n = first; n < all.size(); n += 2) half.push_back(all[n]);
+  return half;
+}
+
 // Returns the distinct kernels of the plans of these problems. The first and last kernels of a backward hardly depend
 // on options, so one for each pair of head dimensions suffices.
 std::vector<plan::PlannedKernel> kernels_of(const std::vector<Choice>& choices, const gpu::Properties& device,
@@ -191,10 +200,13 @@ class KernelsCompile : public testing::Test {
   std::unique_ptr<jit::Compiler> compiler_;
 };
 
-TEST_F(KernelsCompile, EveryPairOfOptions) { compile_all(pairwise_choices(), hopper()); }
-TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwell) { compile_all(pairwise_choices(), blackwell()); }
+TEST_F(KernelsCompile, HalfOfPairs) { compile_all(half_of_pairs(0), hopper()); }
+TEST_F(KernelsCompile, HalfOfPairsForBlackwell) { compile_all(half_of_pairs(1), blackwell()); }
+TEST_F(KernelsCompile, HalfOfPairsForBlackwellGradients) { compile_all(half_of_pairs(0), blackwell(), gradients_of); }
 
-TEST_F(KernelsCompile, EveryPairOfOptionsForBlackwellGradients) {
+TEST_F(KernelsCompile, DISABLED_EveryPairOfOptions) { compile_all(pairwise_choices(), hopper()); }
+TEST_F(KernelsCompile, DISABLED_EveryPairOfOptionsForBlackwell) { compile_all(pairwise_choices(), blackwell()); }
+TEST_F(KernelsCompile, DISABLED_EveryPairOfOptionsForBlackwellGradients) {
   compile_all(pairwise_choices(), blackwell(), gradients_of);
 }
 

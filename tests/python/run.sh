@@ -6,6 +6,13 @@ if [ ! -x build/venv/bin/python ]; then
   echo "SKIPPED: there is no build/venv; ./test.sh makes it"
   exit 77
 fi
+# Each file would import torch, which takes seconds, to find that there is no GPU.
+if [[ $1 == test_cuda* && ! -e /dev/nvidiactl && ! -e /dev/dxg ]]; then
+  echo "SKIPPED: there is no GPU"
+  exit 77
+fi
+# ctest runs a test on each core. Threads of OpenMP that spin would delay the other tests.
+export OMP_WAIT_POLICY=PASSIVE
 code=0
 HF_HUB_OFFLINE=1 build/venv/bin/python -X dev -m pytest -q -p no:cacheprovider "tests/python/$1" || code=$?
 [ $code != 5 ] || code=77 # pytest collected no test, because a package is missing

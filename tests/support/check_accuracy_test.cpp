@@ -7,7 +7,7 @@
 #include <string>
 
 #include "problem/convert.h"
-#include "support/engines.h"
+#include "support/gpu.h"
 
 namespace tandem::test {
 namespace {

@@ -6,11 +6,7 @@
 #include <vector>
 
 #include "cpu/cpu.h"
-#include "gpu/driver/driver.h"
-#include "gpu/virtual.h"
 #include "problem/use_options.h"
-#include "reference/reference.h"
-#include "support/gpu.h"
 
 namespace tandem::test {
 
@@ -39,23 +35,6 @@ NamedEngine cpu_engine(int threads) {
           },
       .supports =
           [](const Problem& p) { return p.dtype == DType::f64 ? "float64: reference only" : cpu::check(p).message; }};
-}
-
-NamedEngine engine_named(const std::string& device, int schedules) {
-  if (device == "cpu") return cpu_engine(2);
-  if (device == "oracle") {
-    return {.run =
-                [](const Problem& p) {
-                  if (p.pass == TANDEM_FORWARD) {
-                    reference::forward(p);
-                  } else {
-                    reference::backward(p);
-                  }
-                },
-            .supports = nullptr};
-  }
-  if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return gpu_engine(open_gpus(device, schedules));
-  throw std::invalid_argument("unknown device: " + device);
 }
 
 }  // namespace tandem::test

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "support/check_accuracy.h"
-#include "support/engines.h"
+#include "support/gpu.h"
 
 namespace {
 

@@ -14,6 +14,7 @@
 #include "gpu/virtual.h"
 #include "jit/compiler.h"
 #include "problem/operands.h"
+#include "reference/reference.h"
 #include "vgpu/src/device.h"
 
 namespace tandem::test {
@@ -279,6 +280,23 @@ NamedEngine gpu_engine(const Gpus& gpus) {
           },
           .flags = "--device " + gpus.front()->name() + " " +
                    (gpus.size() > 1 ? "--schedules " + std::to_string(gpus.size()) + " " : "")};
+}
+
+NamedEngine engine_named(const std::string& device, int schedules) {
+  if (device == "cpu") return cpu_engine(2);
+  if (device == "oracle") {
+    return {.run =
+                [](const Problem& p) {
+                  if (p.pass == TANDEM_FORWARD) {
+                    reference::forward(p);
+                  } else {
+                    reference::backward(p);
+                  }
+                },
+            .supports = nullptr};
+  }
+  if (gpu::cuda::is_cuda(device) || gpu::is_virtual(device)) return gpu_engine(open_gpus(device, schedules));
+  throw std::invalid_argument("unknown device: " + device);
 }
 
 }  // namespace tandem::test

@@ -120,4 +120,8 @@ class DeviceCall {
 // concurrently and run one kernel at a time; after two minutes the process ends with the flags of its case.
 NamedEngine gpu_engine(const Gpus& gpus);
 
+// "cpu", `oracle` (the reference in the problem's dtypes), "cuda", "cuda:N" or "vgpu:MODEL". A virtual GPU
+// runs every call under `schedules` schedules. Throws std::invalid_argument, or std::runtime_error for a missing GPU.
+NamedEngine engine_named(const std::string& device, int schedules = 1);
+
 }  // namespace tandem::test

@@ -40,10 +40,16 @@ constexpr Format format_of(DType t) {
 class Arithmetic {
  public:
   Arithmetic(DType input, uint64_t noise)
-      : work_(input == DType::f64 ? DType::f64 : DType::f32), noisy_(noise != 0), state_(Random(noise).next()) {}
+      : work_(input == DType::f64 ? DType::f64 : DType::f32),
+        format_(format_of(work_)),
+        noisy_(noise != 0),
+        state_(Random(noise).next()) {}
 
   // x as the result of one operation of the working precision, and as a number of type t.
-  double operator()(double x) { return round(work_, x); }
+  double operator()(double x) {
+    if (noisy_) return disturb(format_, x);
+    return work_ == DType::f64 ? x : static_cast<float>(x);
+  }
   double round(DType t, double x) { return noisy_ ? disturb(format_of(t), x) : nearest(t, x); }
 
   double dot(const double* a, const double* b, int64_t n) {
@@ -82,9 +88,8 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
       return;
     }
-    const Format format = format_of(work_);  // constant in the innermost loop
-    int64_t c = loops().add_scaled(to, factor, from, n, {format.half_unit, format.least, kLargestHalf}, &state_);
-    for (; c < n; ++c) to[c] = disturb(format, to[c] + factor * from[c]);
+    int64_t c = loops().add_scaled(to, factor, from, n, {format_.half_unit, format_.least, kLargestHalf}, &state_);
+    for (; c < n; ++c) to[c] = disturb(format_, to[c] + factor * from[c]);
   }
 
  private:
@@ -111,6 +116,7 @@ class Arithmetic {
   }
 
   DType work_;
+  Format format_;
   bool noisy_;
   uint64_t state_;
 };

@@ -85,6 +85,13 @@ std::unique_ptr<gpu::Device> Subject::open(vgpu::Options options) const {
 
 namespace {
 
+// A changed text has its own storage.
+bool is_unchanged(const std::vector<jit::Text>& headers) {
+  return std::ranges::all_of(headers, [](const jit::Text& header) {
+    return jit::source(header.name).value_or("").data() == header.text.data();
+  });
+}
+
 // Small problems have several chunks of dS, and splits of the keys only by num_splits and batch_invariant.
 plan::Tuning small_problems() {
   plan::Tuning tuning;
@@ -127,11 +134,17 @@ std::unique_ptr<Instance> Subject::instance() const {
 
 Status Subject::compile(jit::Sources sources, std::vector<std::string>* ptx) const {
   const std::unique_ptr<gpu::Device> device = open({});
-  for (const plan::PlannedKernel& kernel : plan_.kernels) {
-    const jit::Request request = request_of(kernel, device->properties());
+  for (size_t n = 0; n < plan_.kernels.size(); ++n) {
+    const jit::Request request = request_of(plan_.kernels[n], device->properties());
+    const std::vector<jit::Text> headers = jit::included_by(request.source, sources);
+    const bool unchanged = is_unchanged(headers);
+    if (const auto known = unchanged_.find(n); unchanged && known != unchanged_.end()) {
+      ptx->push_back(known->second);
+      continue;
+    }
     std::string log;
-    TANDEM_TRY(
-        compiler().second->compile(request, jit::included_by(request.source, sources), &ptx->emplace_back(), &log));
+    TANDEM_TRY(compiler().second->compile(request, headers, &ptx->emplace_back(), &log));
+    if (unchanged) unchanged_[n] = ptx->back();
   }
   return {};
 }

@@ -36,7 +36,8 @@ class Subject {
   // block has several tiles.
   Subject(std::string flags, int blocks, std::string device = "vgpu:h200");
 
-  // Compiles the plan's kernels from these sources to PTX.
+  // Compiles the plan's kernels from these sources to PTX. A kernel that includes only unchanged texts of
+  // jit::kernels() is compiled once.
   Status compile(jit::Sources sources, std::vector<std::string>* ptx) const;
   // The n-th schedule with the n-th placement of blocks, on one host thread. The tiles of each block, and so the
   // findings, must not depend on the machine. judges: compares the result with the reference's after a successful call.
@@ -55,6 +56,7 @@ class Subject {
   const tandem_pass pass_;
   const int blocks_;
   plan::Plan plan_;
+  mutable std::map<size_t, std::string> unchanged_;  // PTX of unchanged sources, by the kernel's index in the plan
 };
 
 // The kernels' sources with one text replaced.

@@ -140,6 +140,13 @@ def case_torch_bits(r):
                 assert torch.equal(x, whole), f"{name}, {execution}, {dtype}"
 
 
+def case_auto(r):
+    """The execution that the model chooses has one of the executions' results."""
+    batch, plan = r.batch(), tandem.ContextPlan(LENGTHS, r.ranks, causal=True)
+    results = [r.run(plan, batch, execution=name)[0] for name in (*EXECUTIONS, "auto")]
+    assert any(torch.equal(results[3], x) for x in results[:3])
+
+
 def case_slopes(r):
     """ALiBi has the slopes of each document."""
     slopes = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0, 0, 0], [1, 1, 1, 1.0], [0.5, 0.25, 0.2, 0.1]])

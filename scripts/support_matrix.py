@@ -150,10 +150,12 @@ has no effect.
 """
 
 TAIL = """\
-Context parallelism (`tandem.context_parallel`, `tandem_cp_forward`) runs on the CPU only, in float32, bfloat16 and
-float16. Packed documents, causal masks, windows, softcap, alibi_slopes, sinks, score_mod, mask_mod, dropout and grouped
-heads are served. The striped layout without chunks refuses alibi_slopes and dropout. bias, block masks, seqused,
-max_scores and gradients of captured tensors are refused.
+Context parallelism serves packed documents, causal masks, windows, softcap, alibi_slopes, sinks and grouped heads.
+On CPUs (`tandem.context_parallel`, `tandem_cp_forward`) it also serves score_mod, mask_mod and dropout, in float32,
+bfloat16 and float16. On GPUs `tandem.context_parallel` refuses these three. Gradients on GPUs need Hopper, and the C
+interface refuses GPUs. The execution for GPUs has run on CPUs with gloo and on virtual GPUs.
+The striped layout without chunks refuses alibi_slopes and dropout. bias, block masks, seqused, max_scores and gradients
+of captured tensors are refused.
 A [virtual GPU](../vgpu/docs/virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on
 tensors in host memory. The virtual GPU serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as
 `vgpu:b200`.

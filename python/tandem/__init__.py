@@ -11,7 +11,7 @@ Modules that take the place of other libraries: ``tandem.flash_attn`` (FlashAtte
 ``tandem.flex_attention``) and ``tandem.transformers``. ``tandem.torch_sdpa`` makes torch's own function run Tandem on
 GPUs. ``tandem.patch()`` makes ``import flash_attn`` find Tandem. docs/python.md describes all of them.
 ``tandem.jax.attention`` is attention for JAX (docs/jax.md). ``tandem.context_parallel`` is attention over the ranks
-of a torch process group.
+of a torch process group, and ``tandem.context_parallel_decode`` attends to keys that ranks share.
 """
 
 from __future__ import annotations

@@ -9,7 +9,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODULES = ("fa3", "fa4", "flash_attn", "flex", "patch", "sdpa", "sglang", "torch_sdpa", "transformers", "vllm")
+MODULES = (
+    "fa3",
+    "fa4",
+    "flash_attn",
+    "flex",
+    "patch",
+    "ring_flash_attn",
+    "sdpa",
+    "sglang",
+    "torch_context_parallel",
+    "torch_sdpa",
+    "transformer_engine",
+    "transformers",
+    "vllm",
+)
 
 
 def _target(name: str) -> str:

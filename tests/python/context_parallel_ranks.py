@@ -10,9 +10,11 @@ import sys
 import traceback
 from datetime import timedelta
 
+import context_drop_ins
 import numpy as np
 import torch
 import torch.distributed as dist
+from context_drop_ins import expect_error
 
 import reference
 import tandem
@@ -138,6 +140,13 @@ def case_torch_bits(r):
                 assert torch.equal(x, whole), f"{name}, {execution}, {dtype}"
 
 
+def case_auto(r):
+    """The execution that the model chooses has one of the executions' results."""
+    batch, plan = r.batch(), tandem.ContextPlan(LENGTHS, r.ranks, causal=True)
+    results = [r.run(plan, batch, execution=name)[0] for name in (*EXECUTIONS, "auto")]
+    assert any(torch.equal(results[3], x) for x in results[:3])
+
+
 def case_slopes(r):
     """ALiBi has the slopes of each document."""
     slopes = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0, 0, 0], [1, 1, 1, 1.0], [0.5, 0.25, 0.2, 0.1]])
@@ -195,15 +204,6 @@ def case_shards(r):
     rows = starts[plan.documents(r.rank)] + plan.positions(r.rank)
     assert np.array_equal(own[0].numpy(), rows)
     assert np.array_equal(plan.unshard([plan.shard(starts[:1].repeat(68), n) for n in range(r.ranks)]), np.zeros(68))
-
-
-def expect_error(kind, part, function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except kind as error:
-        assert part in str(error), error
-        return
-    raise AssertionError(f"no {kind.__name__} with {part!r}")
 
 
 DISAGREEMENT = "rank 1 must equal the ones of rank 0"
@@ -320,6 +320,7 @@ def case_lost_rank(r):
 
 
 CASES = [function for name, function in list(globals().items()) if name.startswith("case_")]
+CASES[-1:-1] = context_drop_ins.CASES  # before the lost rank
 
 
 def main(rank, ranks, group, errors):

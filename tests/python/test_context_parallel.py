@@ -81,6 +81,33 @@ def test_plans_are_equal_if_their_arguments_are():
     assert sum(plan.rows(rank)[0] for rank in range(2)) == 13
 
 
+def test_executions_are_chosen_by_predicted_time():
+    from tandem._context_choice import Link, Shapes, chosen, predicted
+
+    shapes = Shapes(heads_q=32, heads_k=32, head_dim=128, head_dim_v=128)
+    causal = {ranks: tandem.ContextPlan([65536], ranks, causal=True) for ranks in (1, 2, 4)}
+    alone = predicted(causal[1], shapes)
+    assert alone["gather"] == alone["ring"] == alone["heads"]
+    # Without messages, all executions compute a half of the pairs on each of two ranks.
+    free = Link(latency=0.0, gather=1e30, ring=1e30)
+    for seconds in predicted(causal[2], shapes, free).values():
+        assert seconds == pytest.approx(alone["gather"] / 2, rel=0.01)
+    slow = Link(latency=0.0, gather=1e9, ring=1e9)
+    times = predicted(causal[2], shapes, slow)
+    # The keys of half of the sequence, the slowest rank's, take longer than its own keys.
+    assert times["gather"] > 32768 * 32 * 256 * 2 / 1e9
+    # A window moves few keys, but the execution by heads moves all tokens.
+    window = tandem.ContextPlan([65536], 2, causal=True, window=(1024, None), layout="contiguous")
+    times = predicted(window, shapes, slow)
+    assert times["gather"] < 0.1 * times["heads"]
+    assert chosen(window, shapes) != "heads"
+    # One key head of many query heads is cheaper to move than the queries.
+    assert chosen(causal[4], Shapes(64, 1, 128, 128)) != "heads"
+    # Short sequences on a link without latency for all peers: the ring waits for each round.
+    short = predicted(tandem.ContextPlan([4096], 4), shapes, Link(latency=1e-3))
+    assert short["ring"] > short["gather"]
+
+
 def test_shards_have_gradients():
     plan = tandem.ContextPlan([9, 4], 3, seqlens_k=[5, 2])
     x = torch.zeros(7, 2, requires_grad=True)

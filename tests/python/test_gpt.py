@@ -22,13 +22,23 @@ EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "gpt"
 TINY = "--device cpu --layers 2 --width 32 --heads 2 --tokens 64 --batch 8 --steps 60 --rate 0.003 --repeat 30".split()
 
 
-def run(*arguments):
-    """Runs the program with the tested tandem."""
+def run(*arguments, program="train.py"):
+    """Runs a program with the tested tandem."""
     package = str(pathlib.Path(tandem.__file__).parents[1])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, EXAMPLE / "train.py", *map(str, arguments)]
+    command = [sys.executable, EXAMPLE / program, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("chunk", [32])
+def test_sequences_on_several_ranks_have_the_losses_of_one(chunk):
+    if not torch.distributed.is_available():
+        pytest.skip("torch has no torch.distributed")
+    sizes = {"ranks": 2, "tokens": 100, "layers": 1, "width": 32, "heads": 2, "steps": 3, "chunk": chunk}
+    done = run(*(x for name, value in sizes.items() for x in (f"--{name}", value)), program="ranks.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", within 0.0001" in done.stdout
 
 
 def made_up_text():

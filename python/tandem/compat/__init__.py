@@ -7,6 +7,7 @@
 - torch_sdpa: torch's scaled_dot_product_attention, computed by Tandem
 - transformers: Hugging Face transformers with attn_implementation="tandem"
 - vllm: vLLM's vllm_flash_attn and an attention backend; sglang: the functions that SGLang calls
+- ring_flash_attn, transformer_engine, torch_context_parallel: context parallelism of these libraries and of torch
 - patch: ``import flash_attn`` finds Tandem
 
 Each can be imported without "compat": ``tandem.flash_attn`` and ``tandem.compat.flash_attn`` are one module."""

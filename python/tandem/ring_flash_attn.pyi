@@ -1,0 +1,1 @@
+from tandem.compat.ring_flash_attn import *  # noqa: F403

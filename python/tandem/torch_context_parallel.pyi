@@ -1,0 +1,1 @@
+from tandem.compat.torch_context_parallel import *  # noqa: F403

@@ -1,0 +1,1 @@
+from tandem.compat.transformer_engine import *  # noqa: F403

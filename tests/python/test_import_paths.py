@@ -9,7 +9,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 PATHS = (
     "fa3", "fa4", "flash_attn", "flash_attn.bert_padding", "flash_attn.flash_attn_interface", "flash_attn.layers",
-    "flash_attn.layers.rotary", "flex", "patch", "sdpa", "sglang", "vllm", "vllm.flash_attn_interface",
+    "flash_attn.layers.rotary", "flex", "patch", "ring_flash_attn", "sdpa", "sglang", "torch_context_parallel",
+    "transformer_engine", "vllm", "vllm.flash_attn_interface",
 )  # fmt: skip
 
 

@@ -43,6 +43,8 @@ def names_of(kinds):
     return {PARTS.get(name, name) for name, kind in _options.KINDS.items() if kind in kinds}
 
 
+# Context parallelism passes sm_limit to the binding. Other Python functions do not have it.
+INTERNAL = {"sm_limit"}
 OPTION_KINDS = set(_options.KINDS.values()) - {"Tensor", "OutputOnly"}
 INPUTS = {PARTS.get(name, name) for name in _options.INPUTS}
 
@@ -56,13 +58,13 @@ def check_parameters(function, expected):
 
 
 def test_attention_takes_every_argument():
-    forward = INPUTS | names_of(OPTION_KINDS) - {"accumulate"} | set(_options.WRITTEN[0]) - {"lse"}
+    forward = INPUTS | names_of(OPTION_KINDS) - {"accumulate"} - INTERNAL | set(_options.WRITTEN[0]) - {"lse"}
     check_parameters(tandem.attention, forward | {"return_lse", "out_dtype"})
 
 
 def test_attention_backward_takes_every_argument():
-    tensors = names_of({"Tensor"}) - {"max_scores"}
-    check_parameters(tandem.attention_backward, tensors | names_of(OPTION_KINDS) - {"num_splits"} | {"dscore_mod"})
+    tensors, options = names_of({"Tensor"}) - {"max_scores"}, names_of(OPTION_KINDS) - {"num_splits"} - INTERNAL
+    check_parameters(tandem.attention_backward, tensors | options | {"dscore_mod"})
 
 
 @pytest.mark.skipif(not (ROOT / "scripts").is_dir(), reason="not in a checkout")

@@ -29,7 +29,7 @@ def test_both_paths_give_one_module(run_python, first):
 
 def test_attributes_and_from_imports_give_the_same_module():
     import tandem
-    import tandem.flash_attn
+    import tandem.flash_attn.layers.rotary
     from tandem.compat.flash_attn import flash_attn_func
     from tandem.flash_attn.flash_attn_interface import flash_attn_func as same
 

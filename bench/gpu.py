@@ -107,10 +107,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         dataclasses.replace(cell, data=kind, backward=chosen.backward) for kind in kinds for cell in of_shape
     ]
     if chosen.part:
-        number, _, count = chosen.part.partition("/")
-        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-            error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N: pass a part such as 1/3")
-        chosen.cells = shapes.part(chosen.cells, int(number), int(count))
+        chosen.cells = shapes.part(chosen.cells, *shapes.numbers_of_part(error, chosen.part))
     if not chosen.cells:
         error("--cells and --part must leave a cell: choose other words or another part")
     return chosen

@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 
-from rig import figures, random_shapes, scatter
+from rig import figures, random_shapes, scatter, shapes
 from rig.figures import OURS
 
 import gpu
@@ -60,15 +60,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         chosen.seed = random_shapes.FINAL_SEEDS[chosen.distribution]
     if chosen.count < 1 or chosen.rounds < 1 or not 0 < chosen.ms <= 5000:
         parser.error("--count and --rounds must be at least 1, and --ms above 0 and at most 5000: pass such numbers")
-    number, _, count = chosen.part.partition("/")
-    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        parser.error(f"--part ({chosen.part}) must be I/N with 1 <= I <= N: pass a part such as 1/3")
+    first, step = shapes.numbers_of_part(parser.error, chosen.part)
     chosen.peers = gpu.several(parser.error, "--peers", chosen.peers, PEERS)
     for path in [chosen.fa3, chosen.fa4, chosen.before, *(chosen.merge or [])]:
         if path and not pathlib.Path(path).exists():
             parser.error(f"{path} must exist: correct the path")
     cells = random_shapes.problems(chosen.distribution, chosen.seed, chosen.count, chosen.backward)
-    chosen.cells = cells[int(number) - 1 :: int(count)]
+    chosen.cells = cells[first - 1 :: step]
     chosen.activations = chosen.limits = None
     return chosen
 

@@ -20,7 +20,7 @@ import pathlib
 import statistics
 import time
 
-from rig import random_shapes
+from rig import random_shapes, shapes
 
 OTHER_TILES = 4  # tiles of kSm90OtherTiles in src/plan/sm90/tuning.h
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -48,7 +48,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--ms", type=float, default=2, help="milliseconds of a window")
     add("--seconds", type=float, default=1e9, help="start no further problem after this time")
     add("--json", type=pathlib.Path, metavar="FILE", help="all times, written after every problem")
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    first, step = shapes.numbers_of_part(parser.error, chosen.part)
+    distribution = "few" if chosen.few else "general"
+    cells = random_shapes.problems(distribution, chosen.seed, chosen.count, chosen.backward)[first - 1 :: step]
+    chosen.cells = [cell for cell in cells if chosen.only in cell.name]
+    return chosen
 
 
 def alternatives(cell) -> list[dict]:
@@ -120,7 +125,7 @@ def peers_of(options):
 
 
 def measure(forced: Forced, cell, peers: dict, options) -> dict:
-    from rig import clock, shapes
+    from rig import clock
 
     x = shapes.Inputs(cell, None)
     if cell.backward:
@@ -169,8 +174,6 @@ def summary(results: list[dict], peers: dict) -> str:
 
 
 def compile_kernels(forced: Forced, cells: list) -> None:
-    from rig import shapes
-
     for cell in cells:
         x = shapes.Inputs(cell, None)
         forced.choose({})
@@ -193,14 +196,11 @@ def main(arguments: list[str]) -> None:
 
     torch.set_grad_enabled(False)
     clock.use_own_stream()
-    first, _, step = options.part.partition("/")
-    cells = random_shapes.problems("few" if options.few else "general", options.seed, options.count, options.backward)
-    cells = [cell for cell in cells[int(first) - 1 :: int(step)] if options.only in cell.name]
     forced = Forced(options.library)
     if options.compile:
-        return compile_kernels(forced, cells)
+        return compile_kernels(forced, options.cells)
     peers, results, begin = peers_of(options), [], time.monotonic()
-    for cell in cells:
+    for cell in options.cells:
         if time.monotonic() - begin > options.seconds:
             break
         results.append(measure(forced, cell, peers, options))

@@ -196,6 +196,14 @@ def chosen(cells: list[Cell], filters: list[str]) -> list[Cell]:
     return [c for c in cells if not asked or any(words <= c.words() for words in asked)]
 
 
+def numbers_of_part(error, text: str) -> tuple[int, int]:
+    """Returns I and N of the value "I/N" of --part. error ends the program with a sentence."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        error(f"--part ({text}) must be I/N with 1 <= I <= N: pass a part such as 1/3")
+    return int(number), int(count)
+
+
 def part(cells: list[Cell], number: int, count: int) -> list[Cell]:
     """Returns the number-th (from 1) of count parts with about equal durations."""
     weights = [SUSTAINED if c.sustained else 1 for c in cells]

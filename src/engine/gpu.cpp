@@ -36,8 +36,8 @@ uint64_t make_blocks_id(const MakeBlocksProblem& problem) {
 
 constexpr size_t kMaxBuilders = 16;  // threads that compile at once
 
-// Id of the kernel that appends to a cache.
-constexpr uint64_t kAppendKvId = 0x617070656e642076;
+// Ids of the kernels that merge parts and that append to a cache.
+constexpr uint64_t kMergeId = 0x6d65726765207061, kAppendKvId = 0x617070656e642076;
 
 size_t bucket_of(uint64_t id, size_t buckets) { return (id * 0x9e3779b97f4a7c15u >> 32) % buckets; }
 
@@ -215,39 +215,30 @@ Status GpuEngine::run(const Problem& problem, const CallWorkspace& workspace, vo
 }
 
 // One kernel merges any number of parts.
-Status GpuEngine::compile_merge(const LoadedKernel** kernel) {
-  std::shared_ptr<const jit::Code> code;
-  TANDEM_TRY(
-      builder_.build(request_of(plan::kMergeKernel, plan::merge_translation_unit(), device_->properties()), &code));
-  const std::lock_guard lock(adding_);
-  if ((*kernel = merge_.load(std::memory_order_acquire)) != nullptr) return {};
-  auto made = std::make_unique<LoadedKernel>();
-  constexpr plan::KernelEntry entries[] = {{plan::EntryId::merge, plan::kMergeKernel, 0}};
-  TANDEM_TRY(load(*device_, entries, std::as_bytes(std::span(code->bytes)), made.get()));
-  *kernel = made.get();
-  owned_merge_ = std::move(made);
-  merge_.store(*kernel, std::memory_order_release);
-  return {};
+Status GpuEngine::compile_merge(const Compiled** compiled) {
+  if ((*compiled = find(kMergeId)) != nullptr) return {};
+  return compile(kMergeId, request_of(plan::kMergeKernel, plan::merge_translation_unit(), device_->properties()),
+                 plan::kMergeEntries, compiled);
 }
 
 Status GpuEngine::prepare_merge() {
   TANDEM_TRY(plan::check_device(device_->properties()));
-  const LoadedKernel* kernel = merge_.load(std::memory_order_acquire);
-  return kernel != nullptr ? Status{} : compile_merge(&kernel);
+  const Compiled* compiled = nullptr;
+  return compile_merge(&compiled);
 }
 
 Status GpuEngine::merge(const MergeProblem& problem, void* stream) {
   TANDEM_TRY(plan::check_merge(problem, device_->properties()));
-  const LoadedKernel* kernel = merge_.load(std::memory_order_acquire);
-  if (kernel == nullptr) [[unlikely]] {
+  const Compiled* compiled = find(kMergeId);
+  if (compiled == nullptr) [[unlikely]] {
     TANDEM_TRY(refuse_while_capturing(plan::kMergeKernel, "tandem_prepare_merge", stream));
-    TANDEM_TRY(compile_merge(&kernel));
+    TANDEM_TRY(compile_merge(&compiled));
   }
   plan::MergeLaunches launches(problem, device_->properties());
   MergeParams params;
   void* parameters[] = {&params};
   gpu::Launch wanted;
-  wanted.kernel = kernel->at(plan::EntryId::merge);
+  wanted.kernel = compiled->loaded.at(plan::EntryId::merge);
   wanted.block.x = MergeParams::kThreads;
   wanted.args = parameters;
   wanted.stream = stream;

@@ -62,7 +62,7 @@ class GpuEngine final : public Engine {
   void build_all(std::span<const jit::Request> requests);
   Status compile(uint64_t id, const jit::Request& request, std::span<const plan::KernelEntry> entries,
                  const Compiled** compiled);
-  Status compile_merge(const LoadedKernel** kernel);
+  Status compile_merge(const Compiled** compiled);
   Status compile_append_kv(const Compiled** compiled);
   Status compile_make_blocks(const MakeBlocksProblem& problem, const Compiled** compiled);
   Status refuse_while_capturing(const std::string& kernel, const char* remedy, gpu::Stream stream);
@@ -82,9 +82,6 @@ class GpuEngine final : public Engine {
   std::atomic<const Compiled*> kernels_[kBuckets] = {};
   std::mutex adding_;
   std::vector<std::unique_ptr<const Compiled>> owned_;
-
-  std::atomic<const LoadedKernel*> merge_ = nullptr;
-  std::unique_ptr<const LoadedKernel> owned_merge_;
 };
 
 }  // namespace tandem

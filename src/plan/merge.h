@@ -9,11 +9,13 @@
 #include "base/status.h"
 #include "config/merge.h"
 #include "gpu/device.h"
+#include "plan/kernel.h"
 #include "problem/merge.h"
 
 namespace tandem::plan {
 
 inline constexpr const char* kMergeKernel = "merge";
+inline constexpr KernelEntry kMergeEntries[] = {{EntryId::merge, kMergeKernel, 0}};
 std::string merge_translation_unit();
 
 // Returns ok, or the reason why this device does not serve the merge.

@@ -85,25 +85,9 @@ class Reader {
     return cos.tensor != nullptr ? check_both(cos, positions) : Status{};
   }
 
-  struct Format {
-    DTypes dtypes;
-    const char* dtype_why;
-    std::span<const Dim> dims;
-    const char* dims_why = "";
-    bool contiguous_last = false;
-  };
-
-  Status read(const char* name, const tandem_tensor* tensor, const Format& format, Operand* operand,
+  Status read(const char* name, const tandem_tensor* tensor, const OperandFormat& format, Operand* operand,
               Use use = Use::read) const {
-    const OperandInfo info{name, nullptr, use, Use::none};
-    return read_operand(*tensor,
-                        {.info = info,
-                         .dtypes = format.dtypes,
-                         .dtype_why = format.dtype_why,
-                         .dims = format.dims,
-                         .dims_why = format.dims_why,
-                         .contiguous_last = format.contiguous_last},
-                        {.pass = TANDEM_FORWARD, .device = device_, .with_data = true}, operand);
+    return read_operand(name, use, *tensor, format, device_, operand);
   }
 
   Status read_index(const char* name, const tandem_tensor* tensor, const Dim& length, IndexView* view,
@@ -228,7 +212,7 @@ class Reader {
     const Dim first{paged ? "pages" : "rows"}, second{paged ? "page_size" : "seqlen_cache"};
     const Dim heads{"heads", p_.keys.heads, "k", why};
     const Dim of_k[] = {first, second, heads, {"head_dim", p_.head_dim, "k", why}};
-    const Format format{only(p_.dtype), "all tensors share one type; convert the new keys", of_k, "", true};
+    const OperandFormat format{only(p_.dtype), "all tensors share one type; convert the new keys", of_k, "", true};
     TANDEM_TRY(read("k_cache", args_.k_cache, format, &k_cache_, Use::write));
     p_.pages = k_cache_.shape[0];
     p_.page_size = k_cache_.shape[1];
@@ -260,7 +244,8 @@ class Reader {
     if (p_.positions) TANDEM_TRY(limit_rows(q_, "positions", p_.positions, &p_.queries));
     Dim dims[kMaxRank];
     for (int i = 0; i < q_.rank; ++i) dims[i] = {q_.dim_name[i], q_.shape[i], "q", "allocate q_out with q's shape"};
-    const Format format{only(p_.dtype), "allocate q_out with q's type", {dims, static_cast<size_t>(q_.rank)}, "", true};
+    const OperandFormat format{
+        only(p_.dtype), "allocate q_out with q's type", {dims, static_cast<size_t>(q_.rank)}, "", true};
     TANDEM_TRY(read("q_out", args_.q_out, format, &q_out_, Use::write));
     p_.q = view_of(q_);
     p_.q_out = view_of(q_out_);

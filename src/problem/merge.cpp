@@ -49,33 +49,19 @@ class Reader {
   bool f64() const { return out_.dtype == DType::f64; }
   bool packed() const { return out_.rank == 3; }
 
-  struct Format {
-    DTypes dtypes;
-    const char* dtype_why;
-    std::span<const Dim> dims;
-    bool contiguous_last;
-  };
-
-  Status read(const char* name, Use use, const tandem_tensor* tensor, const Format& format, Operand* operand) {
+  Status read(const char* name, Use use, const tandem_tensor* tensor, const OperandFormat& format, Operand* operand) {
     if (tensor == nullptr) return Status::invalid(str_cat(name, " (NULL) must be a tensor: pass a tensor"));
-    const OperandInfo info{name, nullptr, use, Use::none};
-    return read_operand(*tensor,
-                        {.info = info,
-                         .dtypes = format.dtypes,
-                         .dtype_why = format.dtype_why,
-                         .dims = format.dims,
-                         .dims_why = "",
-                         .contiguous_last = format.contiguous_last},
-                        {.pass = TANDEM_FORWARD, .device = device_, .with_data = true}, operand);
+    return read_operand(name, use, *tensor, format, device_, operand);
   }
 
   Status read_result() {
     constexpr Dim dense[] = {{"batch"}, {"seqlen"}, {"heads"}, {"head_dim"}};
     constexpr Dim rows[] = {{"total"}, {"heads"}, {"head_dim"}};
     const bool three = args_.out != nullptr && args_.out->ndim == 3;
-    TANDEM_TRY(read("out", Use::write, args_.out,
-                    {kFloats, "allocate out with one of these types", three ? std::span<const Dim>(rows) : dense, true},
-                    &out_));
+    TANDEM_TRY(
+        read("out", Use::write, args_.out,
+             {kFloats, "allocate out with one of these types", three ? std::span<const Dim>(rows) : dense, "", true},
+             &out_));
     const int64_t* shape = out_.shape;
     m_.batch = three ? 1 : shape[0];
     m_.seqlen = shape[out_.rank - 3];
@@ -100,7 +86,7 @@ class Reader {
     return read(
         name, use, tensor,
         {only(DType::f32) | (f64() ? only(DType::f64) : 0), "convert the log-sum-exp, because 16-bit types lose digits",
-         packed() ? std::span<const Dim>(rows) : dense, false},
+         packed() ? std::span<const Dim>(rows) : dense},
         lse);
   }
 
@@ -116,6 +102,7 @@ class Reader {
              {f64() ? only(DType::f64) : kFloats & ~only(DType::f64),
               f64() ? "convert the part to float64, the type of out" : "convert the part, or allocate a float64 out",
               {dims, static_cast<size_t>(out_.rank)},
+              "",
               true},
              &out));
     TANDEM_TRY(read_lse(lse_name, Use::read, args_.part_lse[n], &lse));

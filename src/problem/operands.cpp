@@ -225,6 +225,13 @@ Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const 
   return mode.with_data ? check_data(tensor, operand) : Status{};
 }
 
+Status read_operand(const char* name, Use use, const tandem_tensor& tensor, const OperandFormat& format,
+                    tandem_device device, Operand* operand) {
+  const OperandInfo info{name, nullptr, use, Use::none};
+  const OperandRule rule{info, format.dtypes, format.dtype_why, format.dims, format.dims_why, format.contiguous_last};
+  return read_operand(tensor, rule, {.pass = TANDEM_FORWARD, .device = device, .with_data = true}, operand);
+}
+
 Operand operand_of(const tandem_tensor& tensor) {
   Operand o;
   o.present = true;

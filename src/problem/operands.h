@@ -112,6 +112,17 @@ struct ReadMode {
 // null and misaligned pointers. Elements of a written tensor must not overlap each other.
 Status read_operand(const tandem_tensor& tensor, const OperandRule& rule, const ReadMode& mode, Operand* operand);
 
+// The rule of a tensor of a call without passes, such as a merge.
+struct OperandFormat {
+  DTypes dtypes;
+  const char* dtype_why;
+  std::span<const Dim> dims;
+  const char* dims_why = "";
+  bool contiguous_last = false;
+};
+Status read_operand(const char* name, Use use, const tandem_tensor& tensor, const OperandFormat& format,
+                    tandem_device device, Operand* operand);
+
 // A tensor that read_operand() has accepted, without a name.
 Operand operand_of(const tandem_tensor& tensor);
 

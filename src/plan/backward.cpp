@@ -94,10 +94,8 @@ int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
   } else {
     if (head_tiles >= tuning.long_head_n_blocks && head_tiles <= iterations)
       wanted = std::max<int64_t>(t.tile.head_dim > 64 ? wanted : 2 * wanted, 2);
-    const int64_t head_bytes =
-        std::max<int64_t>(p.seqlen_q * p.group(), 1) * query_bytes(t.tile.head_dim, t.tile.head_dim_v);
     if (t.tile.ctas == 1 && !varlen(p))
-      wanted = std::max(wanted, std::min(tuning.full_l2_bytes / head_bytes, tuning.max_full_heads));
+      wanted = std::max(wanted, full_l2_heads(p, t.tile.head_dim, t.tile.head_dim_v, tuning));
     groups = tuning.prefers_even_groups ? even_groups(heads, wanted) : ceil_div(heads, wanted);
   }
   return static_cast<int>(ceil_div(heads, std::max<int64_t>(groups, 1)));

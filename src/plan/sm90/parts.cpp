@@ -52,11 +52,9 @@ struct RsSizes {
 
   // The number of key heads that run at once, as choose_l2_heads() has it.
   int64_t heads_together(int64_t m_splits) const {
-    const int64_t bytes = p.seqlen_q * p.group() * query_bytes(config.head_dim, config.head_dim_v);
-    const int64_t most =
-        visible.all()
-            ? std::max(std::min(order.full_l2_bytes / std::max<int64_t>(bytes, 1), order.max_full_heads), int64_t{2})
-            : order.min_causal_heads * m_splits / p.group();
+    const int64_t most = visible.all()
+                             ? std::max(full_l2_heads(p, config.head_dim, config.head_dim_v, order), int64_t{2})
+                             : order.min_causal_heads * m_splits / p.group();
     return std::clamp<int64_t>(most, 1, std::max<int64_t>(heads, 1));
   }
 

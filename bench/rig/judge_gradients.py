@@ -1,5 +1,6 @@
 """Errors of dq, dk and dv against float64 for a sample of key heads, compared with standard attention. The comparison
-rounds probabilities, gradients of scores and results like a kernel.
+rounds probabilities, gradients of scores and results like a kernel. A single run may be accurate by chance where few
+keys count, so that standard attention runs several times with random rounding, as in tests/support/check_accuracy.h.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from rig.shapes import Inputs
 
 KV_HEADS = 2
 AT_ONCE = 1 << 26  # scores
+RUNS = 6
 
 
-def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None):
+def gradients(x: Inputs, n: int, kv_head: int, dtype, rounded=None, noise=None):
     """Computes [dq of each head that reads kv_head, dk, dv] of the n-th sequence, with every operation in dtype.
     rounded: the type of probabilities, gradients of scores and results; a tensor core needs this rounding.
+    noise: a generator of random rounding errors of at most half a unit; None: to nearest.
     """
     cell, group = x.cell, x.cell.heads // x.cell.kv_heads
 
     def lost(t):
+        if rounded and noise:
+            return t * (1 + (torch.rand(t.shape, generator=noise, device=t.device) - 0.5) * torch.finfo(rounded).eps)
         return t.to(rounded).to(dtype) if rounded else t
 
     k, v = (x.sequence(t, n)[:, kv_head] for t in (x.k, x.v))
@@ -60,10 +65,18 @@ class GradientJudge:
         for n in sorted({lengths.index(max(lengths)), lengths.index(min(lengths)), len(lengths) - 1})[:KV_HEADS]:
             kv_head = draw.randrange(x.cell.kv_heads)
             wants = gradients(x, n, kv_head, torch.float64)
+            noise = torch.Generator(x.q.device).manual_seed(1)
+            largest, squares = [torch.zeros_like(w) for w in wants], [torch.zeros_like(w) for w in wants]
+            for run in range(RUNS):
+                plain = gradients(x, n, kv_head, torch.float32, x.q.dtype, noise if run else None)
+                for most, square, got, want in zip(largest, squares, plain, wants):
+                    error = (got.double() - want).abs()
+                    torch.maximum(most, error, out=most)
+                    square += error**2 / RUNS
             bounds = []
-            for want, plain in zip(wants, gradients(x, n, kv_head, torch.float32, x.q.dtype)):
-                plain_error = (plain.double() - want).abs()
-                self.plain = max(self.plain, plain_error.max().item())
+            for want, most, square in zip(wants, largest, squares):
+                plain_error = torch.maximum(most, 3 * square.sqrt())
+                self.plain = max(self.plain, most.max().item())
                 near = want.to(x.q.dtype)
                 slack = (near + 0.3 - 0.3 - near).abs().double()
                 pairs = zip(plain_error.split(TOGETHER), slack.split(TOGETHER))

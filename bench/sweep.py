@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, help="default: the final seed of the distribution")
     add("--count", type=int, default=200, help="problems of the seed (default: 200)")
     add("--part", default="1/1", metavar="I/N", help="every N-th problem, from the I-th on")
+    add("--only", default="", metavar="TEXT", help="only problems whose names have this text")
     add("--fa3", metavar="LIBRARY", help="shared library of FlashAttention-3")
     add("--fa4", metavar="FOLDER", help="folder of FlashAttention-4's Python packages")
     add("--peers", default=",".join(PEERS), metavar="NAMES", help=f"of {', '.join(PEERS)}")
@@ -66,7 +67,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         if path and not pathlib.Path(path).exists():
             parser.error(f"{path} must exist: correct the path")
     cells = random_shapes.problems(chosen.distribution, chosen.seed, chosen.count, chosen.backward)
-    chosen.cells = cells[first - 1 :: step]
+    chosen.cells = [cell for cell in cells[first - 1 :: step] if chosen.only in cell.name]
+    if not chosen.cells:
+        parser.error(f"--only ({chosen.only}) must be part of a problem's name: --list prints the names")
     chosen.activations = chosen.limits = None
     return chosen
 

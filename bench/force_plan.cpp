@@ -18,6 +18,12 @@ bool set(tandem::plan::Sm90Tuning& tuning, std::string_view name, int64_t value)
     backward.dq_splits = static_cast<int>(value);
   } else if (name == "dq_sum_n_blocks") {
     backward.dq_sum_n_blocks = static_cast<int>(value);
+  } else if (name == "ds_chunk_tiles") {
+    backward.ds_chunk_tiles = value;
+  } else if (name == "two_head_tile_max_m_blocks") {
+    backward.two_head_tile_max_m_blocks = value;
+  } else if (name == "min_ds_bytes") {
+    backward.min_ds_bytes = value;
   } else if (name == "spt") {
     backward.spt = value != 0;
   } else if (name == "l2_heads") {

@@ -5,8 +5,8 @@
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: parts of
 the n_blocks (m_splits), separate sums of dq (dq_splits), heads that run together (l2_heads), and shortest-first order
-(spt). Wider heads: the n_blocks of a sum of dq (dq_sum_n_blocks). --compile only compiles the
-kernels of a part of the problems; run several parts at once.
+(spt). Wider heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
+--compile only compiles the kernels of a part of the problems; run several parts at once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ OTHER_TILES = 4  # tiles of kSm90OtherTiles in src/plan/sm90/tuning.h
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 MAX_SPLIT_TILES = 800
 DQ_SUM_N_BLOCKS = (128, 64, 32, 16, 8)
+DS_CHUNK_TILES, MAX_DS_BYTES = (264, 528, 1056, 4096), 1 << 30
 L2_HEADS = (2, 4, 8, 16)
 M_SPLITS, DQ_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8, 16)
 
@@ -65,7 +66,8 @@ def alternatives(cell) -> list[dict]:
     if cell.lengths:
         return [{}]
     if cell.head_dim > 128:
-        return [{}] + [dict(dq_sum_n_blocks=n) for n in DQ_SUM_N_BLOCKS]
+        chunks = [dict(ds_chunk_tiles=n, min_ds_bytes=MAX_DS_BYTES) for n in DS_CHUNK_TILES]
+        return [{}] + [dict(dq_sum_n_blocks=n) for n in DQ_SUM_N_BLOCKS] + chunks
     group = cell.heads // cell.kv_heads
     parts = [m for m in M_SPLITS if not cell.causal or group % m == 0]
     found = [dict(spt=0, m_splits=m, dq_splits=dq) for m, dq in itertools.product(parts, DQ_SPLITS)]

@@ -36,9 +36,11 @@ struct BackwardParams : ForwardParams {
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;
   // Sm90BackwardConfig::ds_gmem(): dS of one chunk (device/ds_chunk.cuh): all n_blocks of several query heads, or
-  // several n_blocks of one query head. counter[1] is the chunk's number, counter[2] the number of CTAs that have read
-  // it.
-  void* ds;  // null: dq is not wanted
+  // several n_blocks of one query head. counter[1] is the chunk's number, counter[2] the number of dq's CTAs that have
+  // ended, counter[3] the number of tiles whose dS is complete.
+  void* ds;           // null: dq is not wanted
+  int* ds_semaphore;  // for each (query head, n_block): tiles whose dS is complete
+  int ds_semaphore_count;
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;
   int dq_sum_n_blocks;  // n_blocks of one sum of dq
   int head_dim;         // head_dim of the problem, without padding

@@ -6,7 +6,7 @@
 
 // ---- Workspace ----
 
-constexpr int kBackwardCounters = 3;  // BackwardParams::counter
+constexpr int kBackwardCounters = 4;  // BackwardParams::counter
 
 // The index of an m_block in workspace. Sums, semaphores and lse_delta have one part for each.
 TANDEM_HOST_DEVICE long long m_block_at(const BackwardParams& p, const SequenceCoords& s, int head, int m_block) {
@@ -96,6 +96,11 @@ TANDEM_HOST_DEVICE long long ds_at(Config t, const BackwardParams& p, const Sequ
   const int of_chunk = s.sequence * p.heads_q + at.head - chunk.first_head;
   const long long block = (static_cast<long long>(of_chunk) * rows + row) * p.ds_row_stride + column;
   return block * (t->cta_keys() * t->tile_m);
+}
+
+// The semaphore of the dS of a query head and n_block.
+TANDEM_HOST_DEVICE long long ds_semaphore_at(const BackwardParams& p, const SequenceCoords& s, int head, int n_block) {
+  return (static_cast<long long>(s.sequence) * p.heads_q + head) * p.n_blocks + n_block;
 }
 
 // The 16 bytes of a rounded dout: row counts over the sequences.

@@ -69,14 +69,14 @@ TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
 struct DsChunk {
   int first_head, heads, first_n_block, n_blocks;
 
-  TANDEM_HOST_DEVICE explicit DsChunk(const BackwardParams& p) {
-    const int number = p.counter[1], of_head = (p.n_blocks + p.chunk_n_blocks - 1) / p.chunk_n_blocks;
+  TANDEM_HOST_DEVICE explicit DsChunk(const BackwardParams& p) : DsChunk(p, p.counter[1]) {}
+  TANDEM_HOST_DEVICE DsChunk(const BackwardParams& p, int number) {
+    const int of_head = (p.n_blocks + p.chunk_n_blocks - 1) / p.chunk_n_blocks;
     first_head = number / of_head * p.chunk_heads;
     heads = smaller(p.chunk_heads, p.batch * p.heads_q - first_head);
     first_n_block = number % of_head * p.chunk_n_blocks;
     n_blocks = smaller(p.chunk_n_blocks, p.n_blocks - first_n_block);
   }
-  TANDEM_HOST_DEVICE int tiles() const { return heads * n_blocks; }
 };
 
 // The first n_block that an m_block sees.
@@ -151,8 +151,12 @@ TANDEM_HOST_DEVICE int tile_query_heads(Config t, const BackwardParams& p) {
   return splits_q_heads(t) ? p.heads_q / (p.heads_k * p.m_splits) : 1;
 }
 template <class Config>
+TANDEM_HOST_DEVICE int chunk_tiles(Config t, const BackwardParams& p, const DsChunk& chunk) {
+  return chunk.heads * chunk.n_blocks / tile_query_heads(t, p) * tile_parts(t, p);
+}
+template <class Config>
 TANDEM_HOST_DEVICE int launch_tiles(Config t, const BackwardParams& p) {
-  if (uses_ds_gmem(t)) return DsChunk(p).tiles() / tile_query_heads(t, p) * tile_parts(t, p);
+  if (uses_ds_gmem(t)) return chunk_tiles(t, p, DsChunk(p));
   return p.tiles;
 }
 
@@ -178,8 +182,9 @@ template <class Config>
 TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& p, int n, int heads) {
   if (uses_ds_gmem(t)) {
     const DsChunk chunk(p);
-    const int of_tile = tile_query_heads(t, p);
-    return {0, chunk.first_head / of_tile, chunk.heads / of_tile, false, chunk.first_n_block};
+    const int of_tile = tile_query_heads(t, p), first = n / (p.l2_heads * chunk.n_blocks) * p.l2_heads;
+    return {first * chunk.n_blocks, chunk.first_head / of_tile + first,
+            smaller(chunk.heads / of_tile - first, p.l2_heads), false, chunk.first_n_block};
   }
   if (uses_spt(t)) {
     const int head = n / p.n_blocks;

@@ -58,11 +58,12 @@ TANDEM_DEVICE void bwd_preprocess(const BackwardParams& p) {
     if (threadIdx.x < T.dq_semaphores()) p.dq_semaphore[dq_semaphore_at(constant<T>, at, threadIdx.x)] = 0;
   }
   if (threadIdx.x < kBackwardCounters && blockIdx.x == 0) p.counter[threadIdx.x] = 0;
-  if constexpr (split_q_heads<T>()) {
-    for (int i = blockIdx.x * T.kPreprocessThreads + threadIdx.x; i < p.dkv_semaphore_count;
-         i += gridDim.x * T.kPreprocessThreads)
-      p.dkv_semaphore[i] = 0;
-  }
+  const auto clear = [](int* semaphores, int count) {
+    for (int i = blockIdx.x * T.kPreprocessThreads + threadIdx.x; i < count; i += gridDim.x * T.kPreprocessThreads)
+      semaphores[i] = 0;
+  };
+  if constexpr (split_q_heads<T>()) clear(p.dkv_semaphore, p.dkv_semaphore_count);
+  if constexpr (ds_gmem<T>()) clear(p.ds_semaphore, p.ds_semaphore_count);
   float* const lse_delta = p.lse_delta + lse_delta_at(constant<T>, block);
   const int lane = threadIdx.x % kLanes;
   auto make = [&](int row) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "config/backward_addresses.h"
 #include "config/block_mask.h"
 #include "plan/arch_planner.h"
 #include "plan/arithmetic.h"
@@ -263,7 +264,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
                               .grid = static_cast<uint32_t>(preprocess_ctas),
                               .block = static_cast<uint32_t>(t.tile.preprocess_threads)});
   } else {
-    plan->fills.push_back({0, 3 * sizeof(int)});
+    plan->fills.push_back({0, kBackwardCounters * sizeof(int)});
   }
   const int before_steps = static_cast<int>(plan->launches.size());
   add_step_launches(p, &t, plan);
@@ -276,14 +277,19 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
     end = begin + static_cast<size_t>(ceil_div(bytes, 128) * 128);
     return begin;
   };
-  region("workspace.counter", 3 * sizeof(int), delta);
+  region("workspace.counter", kBackwardCounters * sizeof(int), delta);
   t.dq_semaphore_offset = region(
       "workspace.dq_semaphore", blocks * t.dq_splits * t.tile.dq_semaphores * static_cast<int64_t>(sizeof(int)), delta);
   t.lse_delta_offset =
       region("workspace.lse_delta", blocks * 2 * t.tile.tile_m * static_cast<int64_t>(sizeof(float)), delta);
   const int64_t sums = has_main(p, t) && t.accumulates_dq ? blocks * t.dq_splits * t.tile.dq_floats : 0;
   t.dq_accum_offset = region("workspace.dq_accum", sums * static_cast<int64_t>(sizeof(float)), main);
-  if (t.tile.ds_gmem && has_main(p, t) && p.dq) t.ds_offset = region("workspace.ds", t.chunk.bytes, main);
+  if (t.tile.ds_gmem && has_main(p, t) && p.dq) {
+    t.ds_offset = region("workspace.ds", t.chunk.bytes, main);
+    t.ds_semaphore_count = static_cast<int>(p.batch * p.heads_q * t.n_blocks);
+    t.ds_semaphore_offset =
+        region("workspace.ds_semaphore", t.ds_semaphore_count * static_cast<int64_t>(sizeof(int)), delta);
+  }
   if (t.m_splits > 1 && (p.dk || p.dv)) {
     const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.m_splits : 0;
     const int64_t floats = n_blocks * t.tile.dkv_floats * (t.tile.dkv_semaphores > 0 ? 1 : t.m_splits);

@@ -121,6 +121,8 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->dkv_semaphore = reinterpret_cast<int*>(workspace + t.dkv_semaphore_offset);
   params->dkv_semaphore_count = t.dkv_semaphore_count;
   params->ds = t.tile.ds_gmem && p.dq ? workspace + t.ds_offset : nullptr;
+  params->ds_semaphore = reinterpret_cast<int*>(workspace + t.ds_semaphore_offset);
+  params->ds_semaphore_count = t.ds_semaphore_count;
   params->chunk_heads = static_cast<int>(t.chunk.heads);
   params->chunk_n_blocks = static_cast<int>(t.chunk.n_blocks);
   params->ds_row_stride = static_cast<int>(t.chunk.row_n_blocks);

@@ -36,7 +36,8 @@ struct BackwardSchedule {
 
   ChunkSizes chunk;  // dS in global memory
   int64_t ds_chunks = 0;
-  int64_t dq_ctas = 0;  // CTAs of the kernel that computes dq from a chunk; 0: none
+  int ds_semaphore_count = 0;  // BackwardParams
+  int64_t dq_ctas = 0;         // CTAs of the kernel that computes dq from a chunk; 0: none
   int dq_smem_bytes = 0;
   bool accumulates_dq = true;   // dq_accum holds partial sums
   int64_t dbias_blocks = 0;     // parts of dbias, one CTA each
@@ -49,7 +50,7 @@ struct BackwardSchedule {
   // Offsets in the workspace; the tile counter is at 0.
   size_t dq_semaphore_offset = 0, lse_delta_offset = 0, dq_accum_offset = 0, dsink_offset = 0, dout_offset = 0,
          dkv_accum_offset = 0, dkv_semaphore_offset = 0, captured_offset = 0, table_offset = 0, steps_offset = 0,
-         ds_offset = 0;
+         ds_offset = 0, ds_semaphore_offset = 0;
 };
 
 }  // namespace tandem::plan

@@ -99,8 +99,8 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
         str_cat("dq: ", t.dq_splits, " ranges of at most ", t.dq_split_n_blocks,
                 " n_blocks have separate sums, so that blocks wait less; bwd_postprocess adds these in order"));
   }
-  if (t.l2_heads > 1 && !t.tile.spt && !t.tile.ds_gmem)
-    lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " key heads run together"));
+  if (t.l2_heads > 1 && !t.tile.spt)
+    lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " heads run together"));
   lines.push_back(str_cat("grid: ", t.grid, " blocks on ", device.sm_count, " SMs for ", varlen(p) ? "up to " : "",
                           t.tiles, t.tile.two_pass ? " tiles each of dk and dv" : " tiles"));
   return lines;

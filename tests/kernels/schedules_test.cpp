@@ -27,7 +27,7 @@ plan::Tuning with_schedule(Schedule schedule, int64_t chunk_tiles = 512) {
   plan::Tuning tuning;
   tuning.sm90.backward.schedule = schedule;
   tuning.sm90.backward.ds_chunk_tiles = chunk_tiles;
-  tuning.sm90.backward.min_ds_bytes = tuning.sm90.backward.ds_chunk_bytes = 0;
+  tuning.sm90.backward.min_ds_bytes = tuning.sm90.backward.two_head_tile_min_tiles = 0;
   return tuning;
 }
 
@@ -96,7 +96,8 @@ TEST(KernelsSchedules, ChunksOfDs) {
       {"--seqlen-q 70 --seqlen-k 200 --heads-q 3 --heads-k 3 --batch 2 --bias same --bias-shape 11ij", 8, 3, 1},
   };
   for (const auto& c : cases) {
-    const plan::Tuning tuning = with_schedule(Schedule::ds_gmem, c.chunk_tiles);
+    plan::Tuning tuning = with_schedule(Schedule::ds_gmem, c.chunk_tiles);
+    if (c.tile_heads == 1) tuning.sm90.backward.two_head_tile_min_tiles = 330;
     const plan::Plan plan = plan_of_case(TANDEM_BACKWARD, kWide + c.flags, tuning);
     EXPECT_EQ(plan.backward.ds_chunks, c.chunks) << c.flags;
     const Case read = from_flags(c.flags);

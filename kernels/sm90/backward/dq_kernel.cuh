@@ -4,6 +4,9 @@
 //
 // A semaphore orders the sums of an m_block: each CTA adds to the earlier sums, and the last CTA stores dq. The order,
 // and so the result, does not depend on the chunks.
+//
+// The kernel may begin before the main kernel has ended. CTAs then occupy SMs without tiles, and the loading warp waits
+// for the semaphore of each n_block.
 #pragma once
 #include "device/pipeline_state.cuh"
 #include "ptx/global.cuh"
@@ -51,7 +54,7 @@ struct DqTile {
   SequenceCoords sequence;
   int begin, end;  // n_blocks that one of the m_blocks needs
 
-  TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), chunk(params) {
+  TANDEM_DEVICE explicit DqTile(const BackwardParams& params) : p(params), chunk(params, load_acquire(p.counter + 1)) {
     // CTAs with the most n_blocks come first.
     const int groups = (p.sequence_m_blocks + T.dq_cta_m_blocks() - 1) / T.dq_cta_m_blocks(),
               of_sum = groups * p.chunk_heads;
@@ -77,6 +80,25 @@ struct DqTile {
   TANDEM_DEVICE DqSum<T> sum_of(int i) const { return {p, sequence, first_m_block + i, number}; }
 };
 
+// Waits until the dS of an n_block is complete. Returns the first later n_block that is not complete: one semaphore per
+// lane, or all at once after the chunk's last tile.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE int wait_for_ds(const DqTile<T>& tile, int n_block) {
+  const BackwardParams& p = tile.p;
+  const int own = min(n_block + static_cast<int>(threadIdx.x % 32), tile.end - 1), all = tile_parts<T>(p);
+  const int* const semaphore = p.ds_semaphore + ds_semaphore_at(p, tile.sequence, tile.head, own);
+  const bool is_over = warp_any(load_acquire(p.counter + 3) == chunk_tiles(constant<T>, p, tile.chunk));
+  u32 missing = is_over ? 0 : ~0u;
+  while (missing & 1) {
+    missing = __ballot_sync(~0u, load_acquire(semaphore) < all);
+    if (missing & 1) sleep(100);
+  }
+  __syncwarp();
+  fence_proxy_async_global();  // the async proxy wrote dS, and it also reads dS
+  if (is_over) return tile.end;
+  return n_block + (missing ? __ffs(static_cast<int>(missing)) - 1 : 32);
+}
+
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
   const BackwardParams& p = tile.p;
@@ -84,9 +106,13 @@ TANDEM_DEVICE void load_dq_operands(const DqTile<T>& tile, DqShared<T>& s) {
 #pragma unroll
   for (int i = 0; i < T.dq_cta_m_blocks(); ++i) sums[i] = tile.sum_of(i);
   PipelineState<T.kDqStages> ring;
+  const bool loads = elect_one();
+  int complete = tile.begin;  // n_blocks before this n_block have their dS
 #pragma unroll 1
   for (int n = tile.begin * kDqSteps<T>; n < tile.end * kDqSteps<T>; ++n, ring.advance()) {
     const int n_block = n / kDqSteps<T>, first_row = n % kDqSteps<T> * T.k_box();
+    if (n_block >= complete) complete = wait_for_ds(tile, n_block);
+    if (!loads) continue;
     mbarrier_wait(&s.empty[ring.index], ring.phase ^ 1);
     u64* const full = &s.full[ring.index];
     u32 blocks = 0;
@@ -236,22 +262,24 @@ TANDEM_DEVICE void dq(const BackwardParams& p) {
     fence_mbarrier_init();
     fence_proxy_async();
   }
-  grid_dependency_wait();
   launch_dependents();
   const DqTile<T> tile(p);
   __syncthreads();
-  // The last CTA to read the chunk advances the counter to the next chunk.
-  if (threadIdx.x == 0 && add_acquire_release(p.counter + 2, 1) == static_cast<int>(gridDim.x) - 1) {
-    p.counter[0] = 0;
-    p.counter[1] += 1;
-    p.counter[2] = 0;
-  }
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (warpgroup == T.warpgroups) {
     setmaxnreg_dec<T.load_registers()>();
-    if (warp_uniform(threadIdx.x / 32) == 4 * T.warpgroups && elect_one()) load_dq_operands(tile, s);
+    if (warp_uniform(threadIdx.x / 32) == 4 * T.warpgroups) load_dq_operands(tile, s);
   } else {
     setmaxnreg_inc<T.registers()>();
     sum_dq(tile, s, warpgroup);
+  }
+  // The last CTA advances the counter to the next chunk after the main kernel has ended. Earlier CTAs leave their SMs
+  // to the next CTAs.
+  if (threadIdx.x == 0 && add_acquire_release(p.counter + 2, 1) == static_cast<int>(gridDim.x) - 1) {
+    grid_dependency_wait();
+    p.counter[0] = 0;
+    p.counter[1] += 1;
+    p.counter[2] = 0;
+    p.counter[3] = 0;
   }
 }

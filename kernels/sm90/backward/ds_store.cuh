@@ -2,8 +2,21 @@
 // reads it.
 #pragma once
 #include "device/ds_chunk.cuh"
+#include "ptx/global.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/backward/smem.cuh"
+
+// Adds a tile to the semaphores of its n_block, after its dS is in global memory.
+template <Sm90BackwardConfig T>
+TANDEM_DEVICE void signal_ds(const BackwardParams& p, const SequenceCoords& sequence, const NBlockWork& tile) {
+  tma_store_wait();
+  fence_proxy_async_global();
+  int first = 0, heads = 0;
+  set_query_heads(constant<T>, p, tile, &first, &heads);
+  for (int head = first; head < first + heads; ++head)
+    add_release(p.ds_semaphore + ds_semaphore_at(p, sequence, head, tile.n_block), 1);
+  add_release(p.counter + 3, 1);
+}
 
 // Stores dS of each iteration to its place in the chunk.
 template <Sm90BackwardConfig T>
@@ -27,6 +40,6 @@ TANDEM_DEVICE void store_ds(const BackwardParams& p, SharedStorage<T>& s) {
       }
       mbarrier_arrive(&s.ds_empty[ring.index]);
     }
+    if (p.ds) signal_ds<T>(p, sequence, tile);
   }
-  tma_store_wait();
 }

@@ -220,6 +220,10 @@ void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {
   t.ds_chunks = ceil_div(p.batch * p.heads_q, t.chunk.heads) * ceil_div(t.n_blocks, t.chunk.n_blocks);
   const int64_t heads = t.chunk.heads / t.chunk.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
   t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * t.chunk.n_blocks * parts));
+  // Without a mask tiles are equal, so that few heads at once can share the L2 cache.
+  const int64_t head_bytes = std::max<int64_t>(2 * p.seqlen_q * (p.head_dim + p.head_dim_v), 1);
+  const bool has_mask = config.options.bounded_left || config.options.bounded_right;
+  t.l2_heads = static_cast<int>(has_mask ? heads : std::clamp<int64_t>(kDsL2Bytes / head_bytes, 1, heads));
   if (!p.dq) return;
   t.dq_ctas = count_dq_ctas(t.chunk, t.sequence_m_blocks, config);
   t.dq_smem_bytes = config.dq_smem_bytes();

@@ -1,20 +1,14 @@
 #include "plan/sm90/ds_chunks.h"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
+#include <ranges>
 
 #include "plan/arithmetic.h"
 
 namespace tandem::plan {
 namespace {
-
-// Returns the number of heads of a chunk, at most `most`. Equal chunks need the least memory, unless `most` leaves
-// fewer SMs idle in the last wave of each chunk. With a mask tiles differ in length and fill such waves.
-int64_t even_chunk_heads(int64_t heads, int64_t n_blocks, int64_t most, bool has_mask) {
-  const int64_t even = ceil_div(heads, ceil_div(heads, most));
-  const auto waves = [&](int64_t n) { return ceil_div(n * n_blocks, kH200Sms); };
-  const auto all_waves = [&](int64_t chunk) { return heads / chunk * waves(chunk) + waves(heads % chunk); };
-  return has_mask || all_waves(even) <= all_waves(most) ? even : most;
-}
 
 // Sets the row length of dS, and returns the number of rows per head.
 int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_blocks, ChunkSizes* chunk) {
@@ -35,6 +29,67 @@ int64_t set_rows(const Problem& p, const Sm90BackwardConfig& config, int64_t m_b
   if (!chunk->pack_triangle) return m_blocks;
   chunk->row_n_blocks = both;
   return m_blocks - m_blocks / 2;
+}
+
+struct ChunkChoice {
+  int64_t heads, fitting;  // all; at most in a chunk
+  int64_t tile_heads, n_blocks, head_blocks, block_bytes;
+  bool has_mask;
+  const Sm90DsTimes& times() const { return has_mask ? kSm90MaskedDsTimes : kSm90FullDsTimes; }
+};
+
+// Returns the predicted microseconds of a chunk's main kernel and of the dq that no idle SM computes meanwhile. Without
+// a mask tiles run in waves, and dq of the last wave's tiles begins after them.
+double predict_chunk(const ChunkChoice& c, int64_t heads) {
+  const Sm90DsTimes& times = c.times();
+  const auto tiles = static_cast<double>(heads * c.n_blocks / c.tile_heads), sms = static_cast<double>(kH200Sms);
+  const double iterations = static_cast<double>(c.head_blocks * c.tile_heads) / static_cast<double>(c.n_blocks);
+  double waves = std::max(tiles * (1 + times.dq) / sms, std::max(1.0, tiles / sms + times.tail)) + times.tail;
+  if (!c.has_mask) {
+    const int64_t whole = ceil_div(heads * c.n_blocks / c.tile_heads, kH200Sms);
+    const double last = tiles - static_cast<double>((whole - 1) * kH200Sms);
+    waves = std::max(static_cast<double>(whole), (tiles + times.dq * (tiles - last)) / sms) + times.dq * last / sms;
+  }
+  return waves * (times.iteration * iterations + times.tile) + times.chunk;
+}
+
+// Returns the predicted microseconds of all chunks, with this number of heads each. Larger chunks waste less of the
+// last wave, but their dS leaves the L2 cache.
+double predict_chunks(const ChunkChoice& c, int64_t heads) {
+  const int64_t rest = c.heads % heads;
+  double time = static_cast<double>(c.heads / heads) * predict_chunk(c, heads);
+  if (rest > 0) time += predict_chunk(c, rest);
+  const Sm90DsTimes& times = c.times();
+  double size = static_cast<double>(heads * c.head_blocks * c.block_bytes) / times.l2_bytes, doublings = 0;
+  for (; size > 1 && doublings < times.l2_doublings; size /= 2) doublings += std::min(size - 1, 1.0);
+  return time * (1 + times.l2 * doublings);
+}
+
+// Returns the number of heads of the smallest chunk whose predicted time is near the least. Equal chunks need less
+// memory.
+int64_t choose_chunk_heads(const ChunkChoice& c, const Sm90BackwardTuning& tuning) {
+  const auto heads_of = [&](int64_t tiles) {
+    const int64_t heads = round_up(ceil_div(tiles, c.n_blocks), c.tile_heads);
+    return std::clamp(heads, c.tile_heads, c.fitting / c.tile_heads * c.tile_heads);
+  };
+  const auto equal = [&](int64_t heads) {
+    return std::min(heads, round_up(ceil_div(c.heads, ceil_div(c.heads, heads)), c.tile_heads));
+  };
+  if (tuning.ds_chunk_tiles) return equal(heads_of(*tuning.ds_chunk_tiles));
+  struct Candidate {
+    int64_t heads;
+    double time;
+  };
+  std::array<Candidate, 2 * std::size(kSm90DsChunkTiles)> candidates;
+  size_t count = 0;
+  for (const int64_t tiles : kSm90DsChunkTiles) {
+    const int64_t heads = heads_of(tiles);
+    for (const int64_t candidate : {equal(heads), heads})
+      candidates[count++] = {candidate, predict_chunks(c, candidate)};
+  }
+  const double least = std::ranges::min(candidates, {}, &Candidate::time).time * c.times().worth;
+  const auto is_near = [&](const Candidate& candidate) { return candidate.time <= least; };
+  return std::ranges::min(candidates | std::views::filter(is_near), {}, &Candidate::heads).heads;
 }
 
 // Returns the n_blocks of a sum of dq with the least predicted time. More sums of an m_block use more SMs, but add to
@@ -71,30 +126,29 @@ int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90Backw
   return chunk.heads * ceil_div(m_blocks, config.dq_cta_m_blocks()) * count_dq_accums(chunk.n_blocks, chunk, config);
 }
 
-// A chunk of a few hundred tiles fills the GPU and stays in the L2 cache if sequences are short. Only without a mask
-// one head may be divided, because its tiles are equal. Two heads per tile halve
-// the traffic of dk and dv, which pays under a causal mask with short tiles.
+// dS goes through memory in chunks of whole heads. Only without a mask one head may be divided, because its tiles are
+// equal. Two heads per tile halve the traffic of dk and dv, which pays under a causal mask with short tiles, if enough
+// tiles remain.
 ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m, heads = p.batch * p.heads_q;
   const int64_t floats =
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
+  const int64_t least_tiles = tuning.ds_chunk_tiles.value_or(512);
   const int64_t most =
-      std::max({tuning.ds_bytes_per_gradient * floats, tuning.min_ds_bytes, tuning.ds_chunk_tiles * block_bytes}) /
-      block_bytes;
+      std::max({tuning.ds_bytes_per_gradient * floats, tuning.min_ds_bytes, least_tiles * block_bytes}) / block_bytes;
   const bool has_mask = config.options.bounded_left || config.options.bounded_right;
   ChunkSizes chunk;
   chunk.n_blocks = chunk.row_n_blocks = n_blocks;
   const int64_t rows = set_rows(p, config, m_blocks, &chunk), head_blocks = rows * chunk.row_n_blocks;
   if (head_blocks <= most) {
     const int64_t fitting = std::min(most / head_blocks, heads);
-    const int64_t wanted =
-        std::max(ceil_div(tuning.ds_chunk_tiles, n_blocks), tuning.ds_chunk_bytes / (head_blocks * block_bytes));
-    chunk.heads = std::clamp(fitting, int64_t{1}, wanted);
     const bool pairs_heads = p.group() % 2 == 0 && config.options.bounded_right && !config.options.bounded_left &&
-                             m_blocks <= tuning.two_head_tile_max_m_blocks;
-    if (pairs_heads && round_up(wanted, 2) <= fitting) chunk.heads = round_up(wanted, 2), chunk.tile_heads = 2;
-    chunk.heads = round_up(even_chunk_heads(heads, n_blocks, chunk.heads, has_mask), chunk.tile_heads);
+                             m_blocks <= tuning.two_head_tile_max_m_blocks &&
+                             heads * n_blocks >= tuning.two_head_tile_min_tiles && fitting > 1;
+    if (pairs_heads) chunk.tile_heads = 2;
+    chunk.heads =
+        choose_chunk_heads({heads, fitting, chunk.tile_heads, n_blocks, head_blocks, block_bytes, has_mask}, tuning);
     chunk.sum_n_blocks = choose_sum_n_blocks(chunk, m_blocks, config, tuning);
   } else if (!has_mask && most / m_blocks >= config.max_dq_sum_n_blocks()) {
     // A part of one head: whole sums of dq, in parts as equal as these allow.

@@ -143,6 +143,20 @@ struct Sm90DqTimes {
 };
 inline constexpr Sm90DqTimes kSm90DqTimes{1, 4, 0.04};
 
+// Microseconds of an iteration, a tile and a chunk of dS, from 49 problems of head_dim 256 on an H200 (bench/tune.py
+// --regret --backward, seeds 12 and 13). dq: the part of a tile's time that its dq takes. tail: tiles of the end.
+struct Sm90DsTimes {
+  double iteration, tile, chunk, dq, tail;
+  double l2, l2_bytes, l2_doublings;  // relative time of each doubling of a chunk beyond l2_bytes
+  double worth;                       // the smallest chunk may take this many times the least time
+};
+inline constexpr Sm90DsTimes kSm90FullDsTimes{2.2, 8, 25, 0.2, 0, 0.02, 32 << 20, 4, 1};
+inline constexpr Sm90DsTimes kSm90MaskedDsTimes{2.2, 0, 4, 0.3, 0.3, 0.04, 16 << 20, 3, 1.02};
+// Bytes of q and dout of the heads that run together without a mask.
+inline constexpr int64_t kDsL2Bytes = 32 << 20;
+// Numbers of tiles of a chunk to choose from: 1 to 16 waves, or all tiles.
+inline constexpr int kSm90DsChunkTiles[] = {132, 264, 396, 528, 660, 792, 924, 1056, 1320, 1584, 2112, 1 << 30};
+
 struct Sm90BackwardTuning {
   // Limits of m_splits: iterations of a part at least, parts at most, and waves of tiles up to which query heads are
   // split. The second number of waves is for the schedule rs.
@@ -156,18 +170,19 @@ struct Sm90BackwardTuning {
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
 
-  // dS in global memory: a chunk has this number of tiles, or more tiles up to this number of bytes. The third value is
-  // the bytes of dS per element of a float32 gradient. Up to the last value in m_blocks, a tile iterates over two query
-  // heads.
-  int64_t ds_chunk_tiles = 512, ds_chunk_bytes = 32 << 20, ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128;
+  // dS in global memory: bytes of dS per element of a float32 gradient. With these numbers of m_blocks and of tiles, a
+  // tile iterates over two query heads.
+  int64_t ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128, two_head_tile_min_tiles = 330;
   // dS of few heads may take this many bytes, and the sums of dq with dq_splits.
-  int64_t min_ds_bytes = 512 << 20, max_dq_split_bytes = 128 << 20;
+  int64_t min_ds_bytes = 1 << 30, max_dq_split_bytes = 128 << 20;
 
   BackwardOrderTuning order{.sms = kH200Sms, .full_l2_bytes = 32 << 20};
 
-  // For tests and bench/tune.py. schedule: the only schedule besides shared_p that wide heads may use. dq_sum_n_blocks:
-  // the n_blocks of a sum of dq. The other values belong to the schedule rs.
+  // For tests and bench/tune.py. schedule: the only schedule besides shared_p that wide heads may use. ds_chunk_tiles:
+  // the tiles of a chunk of dS. dq_sum_n_blocks: the n_blocks of a sum of dq. The other values belong to the schedule
+  // rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
+  std::optional<int64_t> ds_chunk_tiles;
   std::optional<int> m_splits, dq_splits, dq_sum_n_blocks;
   std::optional<bool> spt;
 };

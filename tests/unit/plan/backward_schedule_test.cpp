@@ -219,8 +219,8 @@ void expect_sound_ds_chunks(const Problem& p) {
       p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m;
   EXPECT_EQ(bytes_of(plan, "workspace.ds"), static_cast<size_t>(t.chunk.bytes));
-  EXPECT_LE(t.chunk.bytes, std::max({tuning.ds_bytes_per_gradient * gradients, tuning.ds_chunk_tiles * block_bytes,
-                                     tuning.min_ds_bytes}));
+  EXPECT_LE(t.chunk.bytes,
+            std::max({tuning.ds_bytes_per_gradient * gradients, 512 * block_bytes, tuning.min_ds_bytes}));
   const auto dq_floats = static_cast<size_t>(p.batch * p.heads_q * p.seqlen_q * config.head_dim);
   EXPECT_EQ(bytes_of(plan, "workspace.dq_accum"), t.accumulates_dq ? sizeof(float) * dq_floats : 0);
 
@@ -236,7 +236,7 @@ void expect_sound_ds_chunks(const Problem& p) {
 
 // dS of wide heads goes through global memory in chunks of whole heads, or without a mask of n_blocks of one head.
 TEST(BackwardPlan, DsChunks) {
-  for (Problem p : {wide(4, 4096, 8, 8), wide(1, 16384, 8, 8), wide(1, 32768, 4, 4), wide(1, 4096, 16, 2)}) {
+  for (Problem p : {wide(16, 4096, 8, 8), wide(1, 16384, 8, 8), wide(1, 32768, 4, 4), wide(8, 4096, 16, 2)}) {
     SCOPED_TRACE(testing::Message() << p.seqlen_k << ", heads " << p.heads_q);
     expect_sound_ds_chunks(p);
     EXPECT_GT(hopper_schedule(p).ds_chunks, 1);
@@ -415,7 +415,9 @@ TEST(BackwardPlan, ATileOfAWholeGroupStoresDkAndDv) {
     Problem p = dense({s.batch, s.seqlen_q, s.seqlen_k, s.heads_q, s.heads_k, 256});
     p.head_dim_v = 256;
     p.window_right = 0;
-    const plan::Plan plan = plan::make_plan(backward(p), hopper());
+    plan::Tuning tuning;
+    tuning.sm90.backward.ds_chunk_tiles = 512;
+    const plan::Plan plan = plan::make_plan(backward(p), hopper(), tuning);
     const Sm90BackwardConfig& config = plan.backward.tile.for_hopper();
     EXPECT_TRUE(config.ds_gmem() && config.split_q_heads);
     EXPECT_GT(plan.backward.ds_chunks, 1);

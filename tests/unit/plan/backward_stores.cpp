@@ -23,6 +23,7 @@ class BackwardStores {
   void preprocess() {
     ranges_.store("workspace.counter", counter_, 0, kBackwardCounters * kInt);
     if (splits_q_heads(t)) ranges_.store("workspace.dkv_semaphore", p.dkv_semaphore, 0, p.dkv_semaphore_count * kInt);
+    if (uses_ds_gmem(t)) ranges_.store("workspace.ds_semaphore", p.ds_semaphore, 0, p.ds_semaphore_count * kInt);
     for_extremes(int64_t{p.heads_q} * p.m_blocks, [&](int64_t block) {
       for_extremes(dq_splits(t, p), [&](int64_t split) {
         const int64_t at = dq_block_at(t, p, block, static_cast<int>(split));
@@ -158,6 +159,10 @@ class BackwardStores {
     int first = 0, heads = 0;
     set_query_heads(t, p, tile, &first, &heads);
     for_extremes(heads, [&](int64_t n) {
+      if (uses_ds_gmem(t) && p.ds) {
+        const int64_t at = ds_semaphore_at(p, s, first + static_cast<int>(n), tile.n_block);
+        ranges_.store("workspace.ds_semaphore", p.ds_semaphore, at * kInt, kInt);
+      }
       for_extremes(count,
                    [&](int64_t i) { iteration(tile, s, first + static_cast<int>(n), begin + static_cast<int>(i)); });
     });

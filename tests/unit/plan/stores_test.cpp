@@ -103,10 +103,11 @@ plan::Tuning random_tuning(Random& r) {
   plan::Tuning tuning;
   plan::Sm90BackwardTuning& t = tuning.sm90.backward;
   if (r.chance(0.7)) t.schedule = static_cast<Schedule>(r.between(1, static_cast<int64_t>(Schedule::ds_gmem_sub_m)));
-  t.ds_chunk_tiles = r.chance(0.5) ? r.between(1, 40) : 512;
+  if (r.chance(0.8)) t.ds_chunk_tiles = r.chance(0.6) ? r.between(1, 40) : 512;
   t.ds_bytes_per_gradient = r.between(0, 12);
   if (r.chance(0.7)) t.min_ds_bytes = 0;
   if (r.chance(0.5)) t.dq_splits = static_cast<int>(r.between(1, 20));
+  t.two_head_tile_min_tiles = r.chance(0.7) ? 0 : 330;
   t.two_head_tile_max_m_blocks = r.chance(0.7) ? 1 << 20 : r.between(0, 200);
   t.min_split_iterations = r.between(1, 4);
   t.head_split_waves = r.between(0, 20);
@@ -214,7 +215,9 @@ TEST(Stores, OfGroupedWideHeads) {
     Random r(1);
     const Placed placed(backward(causal(dense(s))), r);
     Seen seen;
-    EXPECT_EQ(wrong_store(placed.p, hopper(), plan::kTuning, &seen), "") << described(placed.p);
+    plan::Tuning tuning;
+    tuning.sm90.backward.ds_chunk_tiles = 512;
+    EXPECT_EQ(wrong_store(placed.p, hopper(), tuning, &seen), "") << described(placed.p);
     EXPECT_GT(seen.stores, 100);
     EXPECT_EQ(seen.chunked, 1);
   }

@@ -156,18 +156,28 @@ Errors errors(const std::vector<double>& got, const std::vector<double>& referen
   return e;
 }
 
+// The first runs give a bound that no further run lowers. The largest error only grows with runs. Let r of at most 10 r
+// runs have means of at least m. Then m exceeds the mean of all runs by at most 3 of their standard deviations.
+enum class Runs { first, all };
+constexpr int kRunsForOne = 10;
+
 // The errors of standard attention, estimated from its runs.
 struct PlainErrors {
   double largest = 0, mean = 0;
 
-  PlainErrors(const std::vector<std::vector<double>>& runs, const std::vector<double>& reference) {
+  PlainErrors(const std::vector<std::vector<double>>& runs, const std::vector<double>& reference, Runs which) {
     const auto count = static_cast<double>(runs.size());
-    double square_of_means = 0;
+    double square_of_means = 0, least_mean = std::numeric_limits<double>::infinity();
     for (const std::vector<double>& run : runs) {
       const Errors one = errors(run, reference);
       largest = std::max(largest, one.largest);
+      least_mean = std::min(least_mean, one.mean);
       mean += one.mean / count;
       square_of_means += one.mean * one.mean / count;
+    }
+    if (which == Runs::first) {
+      mean = least_mean;
+      return;
     }
     // Few numbers, or few with large errors, may all be accurate by chance: the bound is 3 deviations of the hardest
     // number.
@@ -205,7 +215,7 @@ std::string compare_special(const std::vector<double>& got, const std::vector<do
 
 // Returns true if the errors are too large, according to these runs of standard attention.
 bool compare(const Part& part, const Problem& got_problem, const Problem& reference_problem,
-             std::span<const Problem> plain_problems, Verdict& verdict) {
+             std::span<const Problem> plain_problems, Runs which, Verdict& verdict) {
   const std::vector<double> got = part.values(got_problem);
   std::vector<double> reference = part.values(reference_problem);
   if (got.empty()) return false;
@@ -219,7 +229,7 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
   for (double& x : reference) {
     if (std::isinf(rounded(type, x))) x = rounded(type, x);  // no error is measured
   }
-  const PlainErrors plain(plain_runs, reference);
+  const PlainErrors plain(plain_runs, reference, which);
   // The rounding of the result's type around the values, and half a unit of float32, in which every sum is computed.
   // Subnormal numbers may be flushed to zero.
   double slack = 0, mean_slack = std::numeric_limits<float>::min();
@@ -252,11 +262,53 @@ bool compare(const Part& part, const Problem& got_problem, const Problem& refere
   return true;
 }
 
-// Small problems are repeated more often, because with few numbers chance decides the largest error of a single run.
-constexpr int kMaxRuns = 32;
-int plain_runs(const Problem& p) {
-  const int64_t work = p.total_q * p.seqlen_k * p.heads_q * (p.head_dim + p.head_dim_v) + 1;
-  return static_cast<int>(std::clamp<int64_t>(8'000'000 / work, 6, kMaxRuns));
+// Runs of standard attention on one problem.
+class PlainRuns {
+ public:
+  PlainRuns(Instance& instance, const Problem& problem) : instance_(instance), p_(problem) {
+    const int64_t work = p_.total_q * p_.seqlen_k * p_.heads_q * (p_.head_dim + p_.head_dim_v) + 1;
+    full_ = static_cast<size_t>(std::clamp<int64_t>(8'000'000 / work, 6, kMaxRuns));
+    run((full_ + kRunsForOne - 1) / kRunsForOne);
+  }
+
+  static constexpr size_t kMaxRuns = 32;
+  // Small problems are repeated more often, because with few numbers chance decides the largest error of a single run.
+  size_t full() const { return full_; }
+  std::span<const Problem> done() const { return problems_; }
+  void run(size_t runs) {
+    while (problems_.size() < runs) {
+      outputs_.push_back(instance_.exact_outputs(p_.pass));
+      problems_.push_back(with_outputs(p_, &outputs_.back()));
+      plain(problems_.back(), p_, problems_.size() - 1);
+    }
+  }
+
+ private:
+  Instance& instance_;
+  const Problem& p_;
+  size_t full_;
+  std::deque<Outputs> outputs_;
+  std::vector<Problem> problems_;
+};
+
+// Runs standard attention until the runs decide as all runs would.
+Verdict check_part(const Part& part, const Problem& p, const Problem& reference, bool first_alone, PlainRuns& runs) {
+  const auto check = [&](Runs which, bool* too_large) {
+    Verdict one;
+    *too_large = compare(part, p, reference, first_alone ? runs.done().first(1) : runs.done(), which, one);
+    return one;
+  };
+  bool too_large = false;
+  for (; !first_alone && runs.done().size() < runs.full(); runs.run(std::min(2 * runs.done().size(), runs.full()))) {
+    const Verdict one = check(Runs::first, &too_large);
+    if (one.failure.empty()) return one;
+  }
+  Verdict one = check(Runs::all, &too_large);
+  if (too_large && runs.done().size() < PlainRuns::kMaxRuns) {
+    runs.run(PlainRuns::kMaxRuns);
+    one = check(Runs::all, &too_large);
+  }
+  return one;
 }
 
 std::string check_memory(Instance& instance, uint64_t before, Outputs& outputs) {
@@ -312,30 +364,11 @@ void run_pass(Instance& instance, tandem_pass pass, const Engine& engine, const 
   } else {
     reference::backward(reference);
   }
-  std::deque<Outputs> plain_outputs;
-  std::vector<Problem> plain_problems;
-  const auto run_plain = [&](int runs) {
-    for (int run = static_cast<int>(plain_problems.size()); run < runs; ++run) {
-      plain_outputs.push_back(instance.exact_outputs(pass));
-      plain_problems.push_back(with_outputs(p, &plain_outputs.back()));
-      plain(plain_problems.back(), p, static_cast<uint64_t>(run));
-    }
-  };
-  run_plain(plain_runs(p));
+  PlainRuns plain_runs(instance, p);
   // A weight of one has no error, but noise would add one. The score that equals its row's log-sum-exp has an error.
   const bool first_alone = instance.c.sharp() && pass == TANDEM_FORWARD;
   for (const Part& part : parts_of(p)) {
-    const auto check = [&] {
-      Verdict one;
-      const std::span<const Problem> all = plain_problems;
-      const bool too_large = compare(part, p, reference, first_alone && !part.is_lse() ? all.first(1) : all, one);
-      return std::pair(one, too_large);
-    };
-    auto [one, too_large] = check();
-    if (too_large && static_cast<int>(plain_problems.size()) < kMaxRuns) {
-      run_plain(kMaxRuns);
-      one = check().first;
-    }
+    const Verdict one = check_part(part, p, reference, first_alone && !part.is_lse(), plain_runs);
     verdict.worst = std::max(verdict.worst, one.worst);
     verdict.failure = one.failure;
     if (!verdict.failure.empty()) return;

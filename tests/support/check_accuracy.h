@@ -7,11 +7,12 @@
 // One run on few numbers depends on chance, so that standard attention runs several times with random rounding
 // (plain.h). The max error of standard attention is the largest of all runs. If that is more, it is 3 times the root
 // mean square over the runs of its hardest number. The mean error of standard attention, compared from 16 numbers on,
-// is the mean of the runs plus 3 times their spread. If a few runs refuse a result, 32 runs decide. A forward's row
-// with one key is held to one run without noise, because the run has almost no error. With 16-bit inputs the
-// log-sum-exp may err by another 2^-13, as exponentials do. This bound also holds for their float32 results in units of
-// the largest. Infinities must stand where the reference's stand, and numbers that are zero by structure must be zero.
-// A result may be NaN only where the reference is NaN.
+// is the mean of the runs plus 3 times their spread. If a few runs refuse a result, 32 runs decide. The first runs
+// suffice for a result within a bound that no later run lowers. A forward's row with one key is held to one run without
+// noise, because the run has almost no error. With 16-bit inputs the log-sum-exp may err by another 2^-13, as
+// exponentials do. This bound also holds for their float32 results in units of the largest. Infinities must stand where
+// the reference's stand, and numbers that are zero by structure must be zero. A result may be NaN only where the
+// reference is NaN.
 #pragma once
 
 #include <functional>

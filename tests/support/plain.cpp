@@ -84,10 +84,7 @@ class Arithmetic {
       for (int64_t c = 0; c < n; ++c) to[c] += factor * from[c];
       return;
     }
-    if (!noisy_) {
-      for (int64_t c = 0; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
-      return;
-    }
+    if (!noisy_) return loops().add_rounded(to, factor, from, n);
     int64_t c = loops().add_scaled(to, factor, from, n, {format_.half_unit, format_.least, kLargestHalf}, &state_);
     for (; c < n; ++c) to[c] = disturb(format_, to[c] + factor * from[c]);
   }

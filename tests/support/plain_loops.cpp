@@ -34,25 +34,35 @@ template <class Vector, class T>
   std::memcpy(&v, from, sizeof v);
 }
 
+// Computes kGroups * kLanes rows from row j on, because sums of one group wait for each other.
+template <bool rounds, int kGroups>
+[[gnu::always_inline]] inline void dots_of_groups(const double* a, const Interleaved& rows, int64_t j, Dot* dots) {
+  Doubles sum[kGroups]{}, squares[kGroups]{};
+  const double* b = rows.at(j);
+  for (int64_t c = 0; c < rows.length(); ++c, b += kLanes) {
+    for (int g = 0; g < kGroups; ++g) {
+      Doubles with;
+      load(with, b + g * kLanes * rows.length());
+      const Doubles product = a[c] * with;
+      sum[g] += product;
+      if (rounds) {
+        sum[g] = __builtin_convertvector(__builtin_convertvector(sum[g], Floats), Doubles);
+      } else {
+        squares[g] += product * product + sum[g] * sum[g];
+      }
+    }
+  }
+  for (int64_t g = 0; g < kGroups; ++g) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) dots[j + g * kLanes + lane] = {sum[g][lane], squares[g][lane]};
+  }
+}
 template <bool rounds>
 [[gnu::always_inline]] inline void dots_of(const double* a, const Interleaved& rows, int64_t begin, int64_t end,
                                            Dot* dots) {
-  for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes) {
-    const double* b = rows.at(j);
-    Doubles sum{}, squares{};
-    for (int64_t c = 0; c < rows.length(); ++c, b += kLanes) {
-      Doubles with;
-      load(with, b);
-      const Doubles product = a[c] * with;
-      sum += product;
-      if (rounds) {
-        sum = __builtin_convertvector(__builtin_convertvector(sum, Floats), Doubles);
-      } else {
-        squares += product * product + sum * sum;
-      }
-    }
-    for (int64_t lane = 0; lane < kLanes; ++lane) dots[j + lane] = {sum[lane], squares[lane]};
-  }
+  constexpr int kGroups = 4;
+  int64_t j = begin / kLanes * kLanes;
+  for (; j + (kGroups - 1) * kLanes < end; j += kGroups * kLanes) dots_of_groups<rounds, kGroups>(a, rows, j, dots);
+  for (; j < end; j += kLanes) dots_of_groups<rounds, 1>(a, rows, j, dots);
 }
 [[gnu::always_inline]] inline void dots(const double* a, const Interleaved& rows, int64_t begin, int64_t end,
                                         Rounding rounding, Dot* to) {
@@ -95,10 +105,25 @@ template <bool rounds>
   return c;
 }
 
+[[gnu::always_inline]] inline void add_rounded(double* to, double factor, const double* from, int64_t n) {
+  int64_t c = 0;
+  for (; c + kLanes <= n; c += kLanes) {
+    Doubles sum, with;
+    load(sum, to + c);
+    load(with, from + c);
+    sum = __builtin_convertvector(__builtin_convertvector(sum + factor * with, Floats), Doubles);
+    std::memcpy(to + c, &sum, sizeof sum);
+  }
+  for (; c < n; ++c) to[c] = static_cast<float>(to[c] + factor * from[c]);
+}
+
 #if defined(__x86_64__)
 [[gnu::target("arch=x86-64-v4")]] void dots_v4(const double* a, const Interleaved& rows, int64_t begin, int64_t end,
                                                Rounding rounding, Dot* to) {
   dots(a, rows, begin, end, rounding, to);
+}
+[[gnu::target("arch=x86-64-v4")]] void add_rounded_v4(double* to, double factor, const double* from, int64_t n) {
+  add_rounded(to, factor, from, n);
 }
 [[gnu::target("arch=x86-64-v4")]] int64_t add_scaled_v4(double* to, double factor, const double* from, int64_t n,
                                                         const Disturbance& by, uint64_t* state) {
@@ -108,6 +133,9 @@ template <bool rounds>
                                                Rounding rounding, Dot* to) {
   dots(a, rows, begin, end, rounding, to);
 }
+[[gnu::target("arch=x86-64-v3")]] void add_rounded_v3(double* to, double factor, const double* from, int64_t n) {
+  add_rounded(to, factor, from, n);
+}
 [[gnu::target("arch=x86-64-v3")]] int64_t add_scaled_v3(double* to, double factor, const double* from, int64_t n,
                                                         const Disturbance& by, uint64_t* state) {
   return add_scaled(to, factor, from, n, by, state);
@@ -116,6 +144,7 @@ template <bool rounds>
 void dots_generic(const double* a, const Interleaved& rows, int64_t begin, int64_t end, Rounding rounding, Dot* to) {
   dots(a, rows, begin, end, rounding, to);
 }
+void add_rounded_generic(double* to, double factor, const double* from, int64_t n) { add_rounded(to, factor, from, n); }
 int64_t add_scaled_generic(double* to, double factor, const double* from, int64_t n, const Disturbance& by,
                            uint64_t* state) {
   return add_scaled(to, factor, from, n, by, state);
@@ -141,10 +170,10 @@ const std::vector<Loops>& all_loops() {
                     __builtin_cpu_supports("bmi2");
     const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (v4) here.push_back({dots_v4, add_scaled_v4});
-    if (v3) here.push_back({dots_v3, add_scaled_v3});
+    if (v4) here.push_back({dots_v4, add_rounded_v4, add_scaled_v4});
+    if (v3) here.push_back({dots_v3, add_rounded_v3, add_scaled_v3});
 #endif
-    here.push_back({dots_generic, add_scaled_generic});
+    here.push_back({dots_generic, add_rounded_generic, add_scaled_generic});
     return here;
   }();
   return all;

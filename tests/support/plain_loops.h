@@ -40,6 +40,8 @@ struct Disturbance {
 struct Loops {
   // Sets dots[j] at least for rows `begin` to `end`; dots has kLanes more elements than rows.
   void (*dots)(const double* a, const Interleaved& rows, int64_t begin, int64_t end, Rounding rounding, Dot* dots);
+  // Adds factor * from[c] to to[c] and rounds each sum to float32.
+  void (*add_rounded)(double* to, double factor, const double* from, int64_t n);
   // Adds factor * from[c] to to[c] with disturbance, from 0 up to the first exempt number. Returns the number of sums.
   int64_t (*add_scaled)(double* to, double factor, const double* from, int64_t n, const Disturbance& by,
                         uint64_t* state);

@@ -24,7 +24,7 @@ std::vector<double> numbers(uint64_t seed, int64_t count) {
 
 TEST(PlainLoops, DotsOfEachRow) {
   for (const Loops& loops : all_loops()) {
-    for (const int64_t rows : {1, 7, 8, 9, 30}) {
+    for (const int64_t rows : {1, 7, 8, 9, 30, 75}) {
       for (const int64_t length : {1, 8, 37, 128}) {
         std::vector<std::vector<double>> b;
         for (int64_t j = 0; j < rows; ++j) b.push_back(numbers(static_cast<uint64_t>(j) + 2, length));
@@ -49,6 +49,18 @@ TEST(PlainLoops, DotsOfEachRow) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(PlainLoops, RoundedSums) {
+  for (const Loops& loops : all_loops()) {
+    for (const int64_t n : {1, 7, 8, 9, 40, 129}) {
+      std::vector<double> to = numbers(3, n + 1), expected = to;
+      const std::vector<double> from = numbers(4, n + 1);
+      loops.add_rounded(to.data(), 0.7, from.data(), n);
+      for (size_t c = 0; c < static_cast<size_t>(n); ++c) expected[c] = static_cast<float>(expected[c] + 0.7 * from[c]);
+      EXPECT_EQ(to, expected) << n << " numbers";
     }
   }
 }

@@ -97,15 +97,17 @@ def test_chunks_of_a_cache(random, options, plain, where):
 
 
 def test_chunks_rotate_each_query(random):
-    """FlashAttention-3 rotates queries by their own places if a chunk hides keys."""
+    """FlashAttention-3 rotates queries by their own places if a chunk or a window may hide keys."""
     q, k, cos, sin = random(1, 3, 2, 16), random(1, 8, 2, 16), random(16, 4), random(16, 4)
-    arguments = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": int32(4), "attention_chunk": 100}
     new = random(1, 3, 2, 16)
-    outs = [
-        fa3.flash_attn_with_kvcache(q, k.clone(), k.clone(), new, new, **arguments, window_size=window)
-        for window in ((-1, -1), (7, 2))
-    ]
-    assert torch.equal(*outs)
+
+    def attend(**options):
+        arguments = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": int32(4)}
+        return fa3.flash_attn_with_kvcache(q, k.clone(), k.clone(), new, new, **arguments, **options)
+
+    chunked = attend(attention_chunk=100)
+    torch.testing.assert_close(chunked, attend(window_size=(6, -1)))
+    assert not torch.allclose(chunked, attend())
 
 
 def test_values_of_attention_chunk(random):

@@ -48,6 +48,12 @@ def refuse(call_args: CallArgs) -> None:
     call(CHECK + BACKWARD, {**call_args, "dout": call_args["out"], "dbias": dbias, "score_mod": mod})
 
 
+def refuse_early(call_args: CallArgs) -> None:
+    """Raises refuse()'s error before the forward runs. A forward with pages is served, and only its gradient is not."""
+    if call_args.get("page_table") is None:
+        refuse(call_args)
+
+
 def gradients(call_args: CallArgs, wanted: Sequence[bool]) -> list[Tensor | None]:
     """Returns the requested gradients of q, k, v, bias and sink, then of the tensors that score_mod names; else None.
     call_args: the arguments of the call, with out, lse, dout and dlse."""

@@ -35,7 +35,7 @@ class _Attention(torch.autograd.Function):
         call_args, return_lse = arguments[DIFFERENTIABLE : DIFFERENTIABLE + 2]
         call_args["out"], call_args["lse"] = result = _torch_ops.outputs_of(call_args)
         if result[0].is_cuda:
-            _gradients.refuse(call_args)
+            _gradients.refuse_early(call_args)
         call(FORWARD, call_args)
         # save_for_backward keeps the tensors, because autograd then knows when the tensors change and when they can be
         # freed.

@@ -332,7 +332,7 @@ def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor
         if inputs[0].is_cuda and type(inputs[0]) in PLAIN:  # C code cannot read a fake tensor's shapes
             call_args = from_op_args(inputs, options)
             call_args["out"], call_args["lse"] = outputs_of(call_args)
-            _gradients.refuse(call_args)
+            _gradients.refuse_early(call_args)
         return _Operator.apply(*differentiable, others, options, keyset, *captured)
     return _redispatch(forward_op, keyset, inputs, options)
 

@@ -319,7 +319,7 @@ Status ProblemBuilder::read_longest() {
       return Status::invalid(str_cat(side.name, " (", side.given, ") must be at least seqlen (", *side.longest,
                                      "), or 0: pass 0 in a dense call"));
     }
-    if (side.packed && side.given == 0 && !on_cpu()) {
+    if (side.packed && side.given == 0 && *side.longest != 0 && !on_cpu()) {
       return Status::invalid(str_cat(
           side.name, " (0) must be given for packed tensors on a device: ", "pass the length of the longest sequence"));
     }

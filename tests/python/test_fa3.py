@@ -10,6 +10,7 @@ from flash_attn_cases import CU_K, CU_Q, DIM, HEADS, HEADS_K, INF, OPTIONS, VARL
 import tandem  # noqa: E402
 import tandem.fa3 as fa3  # noqa: E402
 import tandem.fa4 as fa4  # noqa: E402
+import tandem.flash_attn as fa2  # noqa: E402
 
 FA3_OPTIONS = {name: pair for name, pair in OPTIONS.items() if "alibi" not in name}
 
@@ -104,13 +105,11 @@ def test_combine_needs_memory_for_one_part(random, module, dtype):
     torch.testing.assert_close(out, exact.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("qv", 1), ("q_descale", 1), ("k_descale", 1), ("v_descale", 1), ("attention_chunk", 4)]
-)
-def test_refusals_of_flash_attention_3(random, name, value):
+@pytest.mark.parametrize("name", ["qv", "q_descale", "k_descale", "v_descale"])
+def test_refusals_of_flash_attention_3(random, name):
     q = random(3, 2, 2, 8)
     refused = pytest.raises(tandem.Unsupported, match=name)
-    value = torch.ones(3, 2) if name != "attention_chunk" else value
+    value = torch.ones(3, 2)
     with refused:
         fa3.flash_attn_func(q, q, q, **{name: value})
     with refused:
@@ -128,3 +127,50 @@ def test_refusals_of_flash_attention_3(random, name, value):
     assert torch.equal(k_cache, before)
     with pytest.raises(ValueError, match="num_heads_q"):
         fa3.flash_attn_qkvpacked_func(random(2, 3, 7, 8), num_heads_q=4)
+
+
+@pytest.mark.parametrize("function", [fa2.flash_attn_with_kvcache, fa3.flash_attn_with_kvcache])
+@pytest.mark.parametrize("name", ["q", "k_cache"])
+def test_caches_of_8_bits_are_refused_first(random, function, name):
+    tensors = {
+        "q": random(2, 1, HEADS, DIM),
+        "k_cache": random(2, 8, HEADS_K, DIM),
+        "v_cache": random(2, 8, HEADS_K, DIM),
+    }
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    new, cos = random(2, 1, HEADS_K, DIM), random(8, 4)
+    with pytest.raises(tandem.Unsupported, match=rf"^{name} \(torch.float8_e4m3fn\) is not served: convert 8-bit"):
+        function(**tensors, k=new, v=new, rotary_cos=cos, rotary_sin=cos, cache_seqlens=3)
+
+
+def test_operators_of_flash_attention_3(random):
+    """FlashAttention-3's test states these results of the schemas."""
+    fwd, bwd = (str(getattr(torch.ops.flash_attn_3, name).default._schema) for name in ("fwd", "bwd"))
+    assert fwd.endswith("bool? pack_gqa=None, int sm_margin=0) -> (Tensor(out!), Tensor, Tensor, Tensor)")
+    assert bwd.endswith("-> (Tensor(dq!), Tensor(dk!), Tensor(dv!), Tensor, Tensor, Tensor, Tensor, Tensor)")
+    ops = fa3.flash_attn_3_gpu
+    q, k = random(2, 5, 4, 8).requires_grad_(), random(2, 7, 2, 8).requires_grad_()
+    expected, expected_lse = fa3.flash_attn_func(q, k, k, causal=True, attention_chunk=4, return_attn_probs=True)
+    target = torch.empty(2, 5, 4, 8)
+    out, lse, *parts = ops.fwd(q, k, k, out=target, is_causal=True, attention_chunk=4)
+    assert torch.equal(out, expected) and torch.equal(target, expected) and torch.equal(lse, expected_lse)
+    assert [x.numel() for x in parts] == [0, 0]
+
+    expected, expected_lse = fa3.flash_attn_func(q, k, k, causal=True, return_attn_probs=True)
+    dout = random(2, 5, 4, 8)
+    wanted = torch.autograd.grad(expected, (q, k), dout)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(k)
+    found = ops.bwd(dout, q, k, k, expected, expected_lse, dq, dk, dv, is_causal=True)
+    assert torch.equal(found[0], wanted[0]) and torch.equal(dq, wanted[0])
+    torch.testing.assert_close(dk + dv, wanted[1])
+
+    pages, table, used = random(4, 8, 2, 8), int32(3, 1, 0, 2).reshape(2, 2), int32(9, 11)
+    cached = ops.fwd(q, pages, pages, seqused_k=used, page_table=table)[0]
+    assert torch.equal(cached, fa3.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=used, page_table=table))
+    assert ops.get_scheduler_metadata(2, 5, 7, 4, 2, 8, 8, torch.bfloat16, used).numel() == 0
+    outs, lses = random(2, 1, 5, 4, 8), random(2, 1, 5, 4)
+    assert torch.equal(ops.fwd_combine(outs, lses)[0], fa3.flash_attn_combine(outs, lses)[0])
+    with pytest.raises(tandem.Unsupported, match="seqused_q .* is not served"):
+        ops.fwd(q, pages, pages, seqused_q=used, seqused_k=used, page_table=table)
+    with pytest.raises(tandem.Unsupported, match="qv is given"):
+        ops.fwd(q, k, k, q_v=q)

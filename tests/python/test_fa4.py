@@ -252,3 +252,59 @@ def test_pages_of_flash_attention_4(random):
     out = fa4.flash_attn_varlen_func(q, pages, pages, cu_seqlens_q=int32(0, 3), page_table=table, seqused_k=int32(5))[0]
     keys = torch.cat([pages[3], pages[1, :2]])[None]
     assert torch.equal(out, fa4.flash_attn_func(q[None], keys, keys)[0][0])
+
+
+def test_empty_queries_of_a_packed_call(random):
+    q, k = random(0, 2, 8), random(7, 2, 8)
+    cu = {"cu_seqlens_q": int32(0, 0, 0), "cu_seqlens_k": int32(0, 4, 7)}
+    out, lse = fa4.flash_attn_varlen_func(q, k, k, **cu, max_seqlen_q=0, max_seqlen_k=4, return_lse=True)
+    assert out.shape == (0, 2, 8) and lse.shape == (2, 0)
+
+
+@pytest.mark.parametrize("pack_gqa", [None, False])
+def test_tiles_of_scheduler_metadata(pack_gqa):
+    cu = int32(0, 100, 100, 229)
+    rows = [length * (2 if pack_gqa is None else 1) for length in (100, 0, 129)]
+    tiles = [0, *torch.tensor([-(-x // 128) for x in rows]).cumsum(0).tolist()]
+    plan = fa4.get_scheduler_metadata(129, 129, 4, 2, 64, 1, pack_gqa=pack_gqa, cu_seqlens_q=cu)
+    assert plan.cu_total_m_blocks.tolist() == tiles and plan.cu_total_m_blocks.dtype == torch.int32
+    used = fa4.get_scheduler_metadata(
+        129, 129, 4, 2, 64, 1, pack_gqa=pack_gqa, cu_seqlens_q=cu, seqused_q=int32(1, 0, 0)
+    )
+    assert used.cu_total_m_blocks.tolist() == [0, 1, 1, 1]
+    assert fa4.get_scheduler_metadata(129, 129, 4, 2, 64, 1).cu_total_m_blocks is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_forward_and_backward_with_tensors_to_write_to(random, packed):
+    lead_q, lead_k = ((14,), (19,)) if packed else ((2, 9), (2, 13))
+    inputs = [random(*lead_q, 4, 16), random(*lead_k, 2, 16), random(*lead_k, 2, 24), random(4)]
+    q, k, v, sink = (x.requires_grad_() for x in inputs)
+    options = {**(VARLEN if packed else {}), "causal": True, "learnable_sink": sink}
+    function = fa4.flash_attn_varlen_func if packed else fa4.flash_attn_func
+    expected, expected_lse = function(q, k, v, **options, return_lse=True)
+    dout, dlse = random(*expected.shape), random(*expected_lse.shape)
+    wanted = torch.autograd.grad((expected, expected_lse), inputs, (dout, dlse))
+
+    out, lse, *rest = fa4._flash_attn_fwd(q, k, v, **options)
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse) and rest == [None, None]
+    assert not out.requires_grad
+    targets = torch.full_like(expected, float("nan")), torch.full_like(expected_lse, float("nan"))
+    with torch.no_grad():
+        found = fa4._flash_attn_fwd(q, k, v, **options, out=targets[0], lse=targets[1])
+    assert found[0] is targets[0] and found[1] is targets[1]
+    assert torch.equal(targets[0], expected) and torch.equal(targets[1], expected_lse)
+    assert fa4._flash_attn_fwd(*(x.detach() for x in inputs[:3]), causal=True, **(VARLEN if packed else {}))[1] is None
+
+    guarded = [torch.full((x.shape[0] + 2, *x.shape[1:]), float("nan")) for x in (q, k, v)]
+    dq, dk, dv = (x[1:-1] for x in guarded)
+    arguments = (q, k, v, out, dout, lse)
+    gradients = fa4._flash_attn_bwd(*arguments, **options, dlse=dlse, dq=dq, dk=dk, dv=dv)
+    assert gradients[0] is dq and gradients[1] is dk and gradients[2] is dv
+    for got, want in zip(gradients, wanted):
+        assert torch.equal(got, want)
+    assert all(x[0].isnan().all() and x[-1].isnan().all() for x in guarded)
+    again = fa4._flash_attn_bwd(*arguments, **{**options, "learnable_sink": None}, dlse=dlse)
+    assert len(again) == 3
+    with pytest.raises(tandem.Unsupported, match="_flash_attn_bwd_sparse_mla is not served"):
+        fa4._flash_attn_bwd_sparse_mla(q, k, v)

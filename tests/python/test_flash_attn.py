@@ -11,6 +11,7 @@ from flash_attn_cases import CU_K, CU_Q, INF, OPTIONS, SLOPES, VARLEN, int32  # 
 import tandem  # noqa: E402
 import tandem.fa3 as fa3  # noqa: E402
 import tandem.flash_attn as fa2  # noqa: E402
+from tandem.flash_attn.flash_attn_interface import _get_block_size_n  # noqa: E402
 
 all_options = pytest.mark.parametrize(("options", "plain"), OPTIONS.values(), ids=OPTIONS)
 
@@ -120,10 +121,20 @@ def test_names_that_are_not_public(random):
     out, lse, probabilities, _ = interface._flash_attn_varlen_forward(*packed, ends, ends, 4, 4, 0.0, None, True)
     assert torch.equal(out, fa2.flash_attn_varlen_func(q[0], k[0], v[0], ends, ends, 4, 4, causal=True))
     assert probabilities.numel() == 0
-    for name in ("flash_attn_gpu", "flash_attn_3_gpu"):
-        module = interface if name == "flash_attn_gpu" else fa3
-        with pytest.raises(tandem.Unsupported, match=f"{name}.fwd is not served"):
-            getattr(module, name).fwd(q, k, v)
+    for name in ("fwd", "anything"):
+        with pytest.raises(tandem.Unsupported, match=f"flash_attn_gpu.{name} is not served"):
+            getattr(interface.flash_attn_gpu, name)(q, k, v)
+    for name, position in (("fwd", 12), ("varlen_fwd", 20), ("bwd", 17), ("varlen_bwd", 22)):
+        with pytest.raises(RuntimeError, match="the `generator` argument is no longer supported"):
+            getattr(interface.flash_attn_gpu, name)(*[None] * position, 1, None)
+    pages, table = random(3, 8, 2, 8), int32(2, 0, 1)[:, None]
+    arguments = (q[0, :3], pages, pages, int32(0, 1, 2, 3), int32(0, 8, 13, 14), 1, 8, 0.0, None, False)
+    results = [
+        interface._flash_attn_varlen_forward(*arguments, block_table=table, **x)[0] for x in ({}, {"num_splits": 0})
+    ]
+    assert torch.equal(*results)
+    with pytest.raises(RuntimeError, match="num_splits > 1 is not supported with block_table, but is 2"):
+        interface._flash_attn_varlen_forward(*arguments, block_table=table, num_splits=2)
 
 
 @pytest.mark.parametrize("form", ["dense", "varlen", "qkvpacked", "varlen_qkvpacked", "kvpacked", "varlen_kvpacked"])
@@ -158,7 +169,7 @@ def test_dropout_is_what_s_dmask_says(random, form):
     assert abs(share - (1 - p_drop)) < 0.1, "about 600 entries"
 
     plain = torch_reference.packed if varlen else torch_reference.dense
-    multiplier = kept.double() * 256 / (256 - round(p_drop * 256))
+    multiplier = kept.double() / (1 - p_drop)
     torch_reference.hold(dropped, lambda *x: plain(*split(*x), *cu, kept=multiplier, **plain_options), inputs)
     # Attention to an identity matrix returns the probabilities before dropout, here of the first sequence.
     q, k, _ = split(*inputs)
@@ -166,15 +177,21 @@ def test_dropout_is_what_s_dmask_says(random, form):
     identity = torch.eye(first[1].shape[0], dtype=torch.float64)[:, None].expand(-1, k.shape[-2], -1)
     exact, _ = torch_reference.attend(first[0].double(), first[1].double(), identity, **plain_options)
     ours = probabilities[0, :, : first[0].shape[0], : first[1].shape[0]].transpose(0, 1)
+    exact = exact / exact.amax(-1, keepdim=True).clamp(min=1e-300)
     torch.testing.assert_close(ours.abs().double(), exact, rtol=0, atol=1e-6)
 
 
 def test_s_dmask_of_more_keys_than_a_head_dim(random):
     q, k, v = random(1, 3, 2, 8), random(1, 700, 1, 8), random(1, 700, 1, 8)
-    out, _, probabilities = fa2.flash_attn_func(q, k, v, dropout_p=0.4, return_attn_probs=True)
-    assert probabilities.shape == (1, 2, 3, 700)
+    out, lse, mask = fa2.flash_attn_func(q, k, v, dropout_p=0.4, return_attn_probs=True)
+    assert mask.shape == (1, 2, 3, 700)
+    assert torch.equal(mask.abs().amax(-1), torch.ones(1, 2, 3))
+    # flash_attn's test computes the probabilities from blocks of _get_block_size_n keys.
+    scores = torch.einsum("bihd,bjd->bhij", q, k[:, :, 0]) * 8**-0.5
+    assert len(scores.split(_get_block_size_n(q.device, 8, True, False), dim=-1)) == 1
+    probabilities = mask * torch.exp(scores.amax(-1) - lse)[..., None]
     torch.testing.assert_close(probabilities.abs().sum(-1), torch.ones(1, 2, 3))
-    expected = torch.einsum("bhij,bjd->bihd", probabilities.clamp(min=0) * 256 / (256 - 102), v[:, :, 0])  # 0.4
+    expected = torch.einsum("bhij,bjd->bihd", probabilities.clamp(min=0) / (1 - 0.4), v[:, :, 0])
     torch.testing.assert_close(out, expected)
 
 
@@ -268,6 +285,20 @@ def test_pages_of_flash_attention_2(random):
     out = fa2.flash_attn_varlen_func(q, pages, pages, int32(0, 2, 4), int32(0, 8, 13), 2, 8, block_table=table)
     keys = torch.cat([pages[2], pages[0, :5]])
     assert torch.equal(out, fa2.flash_attn_varlen_func(q, keys, keys, int32(0, 2, 4), int32(0, 8, 13), 2, 8))
+
+
+def test_gradients_through_pages_are_refused_when_they_are_computed(random):
+    q, pages, table = random(4, 2, 16).requires_grad_(), random(3, 8, 2, 16), int32(2, 0).reshape(2, 1)
+    arguments = (q, pages, pages, int32(0, 2, 4), int32(0, 8, 13), 2, 8)
+    for probs in (False, True):
+        results = fa2.flash_attn_varlen_func(*arguments, block_table=table, return_attn_probs=probs)
+        for x in results[:2] if probs else (results,):
+            assert x.requires_grad
+            with pytest.raises(tandem.Unsupported, match="^block_table must be None in the backward"):
+                x.sum().backward(retain_graph=True)
+    assert q.grad is None
+    with pytest.raises(tandem.Unsupported, match="^block_table must be None with S_dmask"):
+        fa2.flash_attn_varlen_func(*arguments, 0.5, block_table=table, return_attn_probs=True)
 
 
 def test_refusals_of_flash_attention_2(random):

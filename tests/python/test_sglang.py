@@ -179,7 +179,7 @@ def test_dense_queries_write_to_out(random):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("qv", SINKS), ("only_qv", True), ("attention_chunk", 128), ("q_descale", SINKS), ("k_descale", SINKS),
+        ("qv", SINKS), ("only_qv", True), ("q_descale", SINKS), ("k_descale", SINKS),
         ("v_descale", SINKS), ("sfq", SINKS), ("sfk", SINKS), ("sfv", SINKS), ("rel_bias", SINKS), ("ver", 2),
         ("rel_bias_prep_cache", {}), ("sinks", SINKS[:3]),
     ],

@@ -47,6 +47,13 @@ def refuse_scales(**scales: Any) -> None:
             raise tandem.Unsupported(f"{name} is given, but 8-bit inputs are not served: convert them to bfloat16")
 
 
+def refuse_8_bit(**tensors: torch.Tensor) -> None:
+    """Refuses 8-bit tensors, by their names."""
+    for name, x in tensors.items():
+        if x.element_size() == 1:
+            raise tandem.Unsupported(f"{name} ({x.dtype}) is not served: convert 8-bit inputs to bfloat16")
+
+
 def no_metadata(cache_seqlens: torch.Tensor) -> torch.Tensor:
     """Returns an empty int32 tensor for scheduler_metadata: Tandem plans nothing ahead."""
     is_tensor(cache_seqlens, "cache_seqlens")
@@ -110,6 +117,24 @@ def bounds(window_size: Any) -> tuple[int | None, int | None] | None:
     left = None if left is None or left < 0 else left
     right = None if right is None or right < 0 else right
     return None if left is None and right is None else (left, right)
+
+
+def chunked(options: dict[str, Any], attention_chunk: int | None, mask_mod: Any = None) -> dict[str, Any]:
+    """Adds FlashAttention-3's attention_chunk to options: a query sees only keys of the same chunk.
+
+    Chunks divide the keys. A query belongs to the chunk of key q + seqlen_k - seqlen_q. Numbers below 1 add nothing.
+    """
+    if attention_chunk is None or operator.index(attention_chunk) < 1:
+        return options
+    if mask_mod is not None:
+        raise tandem.Unsupported(
+            f"attention_chunk ({attention_chunk}) with mask_mod is not served: compare the chunks in mask_mod"
+        )
+    chunk = min(operator.index(attention_chunk), 2**31 - 1)
+    # The window hides nothing that the mask shows, and lets kernels skip keys of other chunks.
+    left, right = (chunk - 1 if x is None else min(x, chunk - 1) for x in options["window"] or (None, None))
+    mask = tandem.Mod("(q + seqlen_k - seqlen_q) // chunk == k // chunk", chunk=chunk)
+    return {**options, "window": (left, right), "mask_mod": mask}
 
 
 def cap(softcap: Any) -> Any:

@@ -3,7 +3,8 @@
 Shapes and rules equal tandem.flash_attn's, with two differences. v may have another head_dim than q, and lse is -inf
 for a row that sees no key. num_splits divides the keys on a GPU; a number below 1 lets the plan choose. pack_gqa,
 sm_margin and scheduler_metadata tune FlashAttention-3's kernels; they are accepted and change no result. 8-bit inputs
-(q_descale, k_descale, v_descale), qv and attention_chunk are refused.
+(q_descale, k_descale, v_descale) and qv are refused. With attention_chunk a query sees only keys of the same
+chunk, forward and backward, and with causal and window_size; 0 and less mean no chunks.
 
 J. Shah et al. FlashAttention-3: Fast and Accurate Attention with Asynchrony and Low-precision. arXiv 2407.08608.
 """
@@ -14,9 +15,9 @@ import torch
 
 import tandem
 from tandem.compat._arguments import (
-    Refused,
     bounds,
     cap,
+    chunked,
     in_words,
     is_deterministic,
     is_tensor,
@@ -30,7 +31,7 @@ from tandem.compat.flash_attn._combine import combine
 
 __version__ = "3.0.0"
 
-flash_attn_3_gpu = Refused("flash_attn_3_gpu", "call flash_attn_func")
+flash_attn_3_gpu = torch.ops.flash_attn_3
 
 _NAMES = {"window": "window_size"}  # our arguments' names in this interface
 
@@ -58,9 +59,9 @@ def flash_attn_func(
 
     Returns out, or with return_attn_probs (out, softmax_lse): (batch, heads, seqlen_q), with a gradient.
     """
-    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse(qv, q_descale, k_descale, v_descale)
     is_tensor(q, "q")
-    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
     return _attend(q, k, v, {**options, "num_splits": splits(num_splits)}, return_attn_probs)
 
 
@@ -84,7 +85,7 @@ def flash_attn_qkvpacked_func(
 
     Returns out (batch, seqlen, heads, head_dim), or with return_attn_probs (out, softmax_lse).
     """
-    _refuse(None, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse(None, q_descale, k_descale, v_descale)
     is_tensor(qkv, "qkv")
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         unpack = _unbind
@@ -105,7 +106,7 @@ def flash_attn_qkvpacked_func(
             f"qkv (shape {tuple(qkv.shape)}) must be (batch, seqlen, 3, heads, head_dim), or (batch, seqlen, "
             f"num_heads_q + 2 heads_k, head_dim) with num_heads_q ({num_heads_q}): reshape it"
         )
-    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
     names = {**_NAMES, **dict.fromkeys("qkv", "qkv")}
     out, lse = in_words(names, _packed.attention, None, qkv, unpack, options)
     return (out, lse) if return_attn_probs else out
@@ -141,9 +142,9 @@ def flash_attn_varlen_func(
     Sequence b holds the rows from cu_seqlens[b] to cu_seqlens[b + 1] (int32), of which seqused[b] are used; the rest of
     the result is 0. Returns out, or with return_attn_probs (out, softmax_lse): (heads, total_q), with a gradient.
     """
-    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse(qv, q_descale, k_descale, v_descale)
     is_tensor(q, "q")
-    options = _options(softmax_scale, causal, window_size, softcap, deterministic)
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk)
     options.update(
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
@@ -209,17 +210,18 @@ def flash_attn_with_kvcache(
     Returns out, like q, or (out, softmax_lse, out_accum, softmax_lse_accum); the last two, which hold the parts of a
     split call in FlashAttention-3, are empty.
     """
-    _refuse(qv, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse(qv, q_descale, k_descale, v_descale)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
     pages = _kvcache.pages_of("page_table", page_table)
     cache = _kvcache.Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, pages)
-    options = _options(softmax_scale, causal, window_size, softcap, deterministic=False)
+    options = _options(softmax_scale, causal, window_size, softcap, False, attention_chunk)
     options.update(alibi_slopes=None, num_splits=splits(num_splits), max_seqlen_q=max_seqlen_q)
     # A window that hides nothing is dropped, so that every query has the same place.
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)
     local = (left is not None and left < cache.capacity() - 1) or (right is not None and right < seqlen_q - 1)
+    local = local or "mask_mod" in options
     out, lse = _kvcache.append_and_attend(
         cache,
         q,
@@ -260,14 +262,15 @@ def get_scheduler_metadata(
     return no_metadata(cache_seqlens)
 
 
-def _options(softmax_scale, causal, window_size, softcap, deterministic):
-    return {
+def _options(softmax_scale, causal, window_size, softcap, deterministic, attention_chunk):
+    options = {
         "softmax_scale": softmax_scale,
         "causal": causal,
         "window": bounds(window_size),
         "softcap": cap(softcap),
         "deterministic": is_deterministic(deterministic),
     }
+    return chunked(options, attention_chunk)
 
 
 def _attend(q, k, v, options, return_attn_probs):
@@ -281,14 +284,12 @@ def _unbind(packed):
     return packed.unbind(-3)
 
 
-def _refuse(qv, q_descale, k_descale, v_descale, attention_chunk):
+def _refuse(qv, q_descale, k_descale, v_descale):
     if qv is not None:
         raise tandem.Unsupported(
             "qv is given, but a second product is not served: join q with qv and k with v along head_dim, and omit qv"
         )
     refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
-    if attention_chunk:
-        raise tandem.Unsupported(
-            f"attention_chunk ({attention_chunk}) is not served: pass 0, and each chunk as a separate sequence with "
-            "cu_seqlens"
-        )
+
+
+from tandem.compat import _fa3_ops  # noqa: E402, F401  # defines torch.ops.flash_attn_3

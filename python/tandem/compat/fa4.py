@@ -171,7 +171,7 @@ def flash_attn_combine(
 
 
 class SchedulerMetadata(NamedTuple):
-    """FlashAttention-4's plan of a call, with its field names. All fields are None."""
+    """FlashAttention-4's plan of a call, with its field names. Fields of its kernels are None."""
 
     num_m_blocks_ptr: Any = None
     num_splits_dynamic_ptr: Any = None
@@ -180,6 +180,10 @@ class SchedulerMetadata(NamedTuple):
     tile_count_semaphore: Any = None
     cu_total_m_blocks: Any = None
     cu_total_splits_m_blocks: Any = None
+    blocks_to_batch_idx: Any = None
+
+
+_TILE_ROWS = 128  # rows that SchedulerMetadata.cu_total_m_blocks counts as one
 
 
 def get_scheduler_metadata(
@@ -204,8 +208,17 @@ def get_scheduler_metadata(
     seqlen_k_per_split=None,
     _arch=None,
 ):
-    """An empty plan for flash_attn_varlen_func's scheduler_metadata: Tandem plans nothing ahead."""
-    return SchedulerMetadata()
+    """A plan for flash_attn_varlen_func's scheduler_metadata, which changes no result: Tandem plans nothing ahead.
+
+    With cu_seqlens_q or seqused_q, cu_total_m_blocks (batch + 1, int32) has the sums of each sequence's tiles of 128
+    rows. With pack_gqa, which is the default of grouped heads, a query has one row for each head of its group.
+    """
+    if cu_seqlens_q is None and seqused_q is None:
+        return SchedulerMetadata()
+    lengths = cu_seqlens_q.diff() if seqused_q is None else seqused_q
+    rows = lengths * (nheads // nheads_kv if pack_gqa is None or pack_gqa else 1)
+    tiles = (rows + _TILE_ROWS - 1) // _TILE_ROWS
+    return SchedulerMetadata(cu_total_m_blocks=torch.nn.functional.pad(tiles.cumsum(0), (1, 0)).int())
 
 
 def _attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_lse):
@@ -338,3 +351,10 @@ _WAYS_OUT = {
 
 def _refuse(**arguments):
     refuse_given(_WAYS_OUT, arguments)
+
+
+from tandem.compat._fa4_low_level import (  # noqa: E402, F401  # private names that programs import
+    _flash_attn_bwd,
+    _flash_attn_bwd_sparse_mla,
+    _flash_attn_fwd,
+)

@@ -9,7 +9,7 @@ have a part of these parameters. Shapes and rules equal tandem.fa3's, with these
   aux_tensors) are plain Python functions of single numbers, as in tandem.fa4.
 - out is a tensor to write to.
 - scheduler_metadata, pack_gqa and sm_margin change no result.
-- qv, only_qv, descales, MXFP8 scales (sfq, sfk, sfv), rel_bias and attention_chunk are refused.
+- qv, only_qv, descales, MXFP8 scales (sfq, sfk, sfv), rel_bias, and attention_chunk with mask_mod are refused.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tandem.compat import fa4
 from tandem.compat._arguments import (
     bounds,
     cap,
+    chunked,
     in_words,
     is_tensor,
     no_metadata,
@@ -38,7 +39,6 @@ _NAMES = {"sink": "sinks", "learnable_sink": "sinks", "window": "window_size"}
 _WAYS_OUT = {
     "qv": "join q with qv and k with v along head_dim, and omit qv",
     "only_qv": "pass the keys as k, and omit only_qv",
-    "attention_chunk": "pass each chunk as a separate sequence with cu_seqlens",
     "rel_bias": "add the bias with score_mod and aux_tensors",
     "rel_bias_prep_cache": "omit it, because rel_bias is not served",
 }
@@ -95,7 +95,7 @@ def flash_attn_with_kvcache(
     page_table. A refused call writes nothing.
     Returns out, or with return_softmax_lse (out, softmax_lse, empty, empty); with ver 4 (out, softmax_lse).
     """
-    _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache)
+    _refuse(ver, qv, only_qv, rel_bias, rel_bias_prep_cache)
     refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         is_tensor(x, name)
@@ -116,9 +116,11 @@ def flash_attn_with_kvcache(
         "out": out,
         "max_seqlen_q": max_seqlen_q,
     }
+    options = chunked(options, attention_chunk, mask_mod)
     seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
     left, right = options["window"] or (None, None)
     local = (left is not None and left < cache.capacity() - 1) or (right is not None and right < seqlen_q - 1)
+    local = local or (attention_chunk or 0) > 0
     rotary = _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, bool(causal) or local, rotary_seqlens)
     lengths = cu_seqlens_q, cu_seqlens_k_new
     out, lse = in_words(_NAMES, _kvcache.append_and_attend, cache, q, k, v, rotary, options, *lengths)
@@ -168,7 +170,7 @@ def flash_attn_varlen_func(
     the differences of cu_seqlens_k.
     Returns out, like q, or the tuple of flash_attn_with_kvcache.
     """
-    _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache)
+    _refuse(ver, qv, only_qv, rel_bias, rel_bias_prep_cache)
     refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sfq=sfq, sfk=sfk, sfv=sfv)
     for name, x in (("q", q), ("k", k), ("v", v)):
         is_tensor(x, name)
@@ -184,6 +186,7 @@ def flash_attn_varlen_func(
         "max_seqlen_k": fa4._longest(k, cu_seqlens_k, max_seqlen_k),
         "out": out,
     }
+    options = chunked(options, attention_chunk, mask_mod)
     mods = (q, score_mod, mask_mod, aux_tensors, None, softcap)
     arguments = (q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_softmax_lse)
     out, lse = in_words(_NAMES, fa4._attend_varlen, *arguments)
@@ -240,14 +243,13 @@ def _options(q, softmax_scale, causal, window_size, softcap, num_splits, sinks):
     }
 
 
-def _refuse(ver, qv, only_qv, attention_chunk, rel_bias, rel_bias_prep_cache):
+def _refuse(ver, qv, only_qv, rel_bias, rel_bias_prep_cache):
     if ver not in (3, 4):
         raise ValueError(f"ver ({ver!r}) must be 3 or 4: pass one of them")
     refused = {
         "qv": qv,
         "rel_bias_prep_cache": rel_bias_prep_cache,
         "only_qv": only_qv or None,
-        "attention_chunk": attention_chunk or None,
         "rel_bias": rel_bias,
     }
     refuse_given(_WAYS_OUT, refused, lambda x: x if isinstance(x, (bool, int)) else type_name(x))

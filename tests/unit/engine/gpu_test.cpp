@@ -414,6 +414,9 @@ TEST_F(GpuCalls, NothingToWrite) {
     runs(call);
     EXPECT_EQ(tandem_prepare(context.get(), TANDEM_FORWARD, &call.args), TANDEM_OK) << tandem_last_error();
   }
+  GpuCall packed;
+  packed.packed_on_gpu({0, 0, 0}, {0, 40, 70}, {.seqlen_q = 0, .seqlen_k = 40});
+  runs(packed);
   EXPECT_EQ(gpu.loads, 0);
   EXPECT_TRUE(gpu.launched.empty());
 }

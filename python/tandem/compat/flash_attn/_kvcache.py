@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import tandem
-from tandem.compat._arguments import in_words, is_tensor, places, unit_stride
+from tandem.compat._arguments import in_words, is_tensor, places, refuse_8_bit, unit_stride
 
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
 
@@ -80,6 +80,7 @@ def append_and_attend(
     head_dim), or (total_new, ...) with cu_seqlens_k_new. options: tandem.attention's, with max_seqlen_q as the only
     length. With pages, rows of q after the last sequence are not read; on the CPU they give 0 and -inf.
     """
+    refuse_8_bit(q=q, k_cache=cache.k, v_cache=cache.v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
     cache = _with_selected_pages(_checked(cache, q, batch, cu_seqlens_q))
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, batch, may_have_rest=cache.pages is not None)
@@ -339,6 +340,8 @@ def _checked(cache, q, batch, cu_seqlens_q):
             raise TypeError(
                 f"cache_seqlens ({type(seqlens).__name__}) must be an int, or a tensor of int32 (batch): convert it"
             )
+        if not 0 <= seqlens <= cache.capacity():
+            _refuse_lengths(cache, seqlens, seqlens, seqlens)
         seqlens = torch.full((batch,), seqlens, dtype=torch.int32, device=q.device)
     for name, x in (
         ("cache_seqlens", seqlens),
@@ -386,6 +389,14 @@ def _check_new(cache, k, v, batch, cu_seqlens_k_new):
             )
 
 
+def _refuse_lengths(cache, least, most, used):
+    remedy = "enlarge the cache" if cache.pages is None else f"add columns to {cache.pages.name}"
+    raise ValueError(
+        f"cache_seqlens ({least} to {most}) must be at least 0 and, with new keys ({used} in all), at most the cache's "
+        f"{cache.capacity()} places: {remedy}"
+    )
+
+
 def _check_values(cache, used):
     """Refuses lengths and indices beyond the cache, which would be written there. Tensors on a GPU are not
     checked, because reading them waits for the GPU, which a CUDA graph forbids."""
@@ -393,10 +404,7 @@ def _check_values(cache, used):
         return
     rows, seqlen = cache.k.shape[0], cache.capacity()
     if int(cache.seqlens.min()) < 0 or int(used.max()) > seqlen:
-        raise ValueError(
-            f"cache_seqlens ({int(cache.seqlens.min())} to {int(cache.seqlens.max())}) must be at least 0 and, with "
-            f"new keys ({int(used.max())} in all), at most the cache's {seqlen} places: enlarge the cache"
-        )
+        _refuse_lengths(cache, int(cache.seqlens.min()), int(cache.seqlens.max()), int(used.max()))
     if cache.leftpad is not None and bool(((cache.leftpad < 0) | (cache.leftpad > cache.seqlens)).any()):
         raise ValueError("cache_leftpad must be at least 0 and at most cache_seqlens: pass the place of each first key")
     if cache.batch_idx is not None and not 0 <= int(cache.batch_idx.min()) <= int(cache.batch_idx.max()) < rows:

@@ -6,17 +6,21 @@ head_dim) with cu_seqlens (batch + 1, int32). head_dim is at most 512 on CPUs an
 - softmax_scale: factor of the products; None: 1 / sqrt(head_dim).
 - causal and window_size (left, right), in keys, measure from the bottom right corner. A negative bound is no bound.
 - softcap: 0 or less is off. alibi_slopes: (heads) or (batch, heads), float32.
-- dropout_p: rounded to a multiple of 1/256; kept entries are scaled by 1 / (1 - dropout_p).
+- dropout_p: rounded to a multiple of 1/256, which is the share that is dropped. Kept entries are scaled by
+  1 / (1 - dropout_p) with the dropout_p of the call, as in flash_attn.
 - return_attn_probs: the result is (out, softmax_lse, S_dmask). softmax_lse, (batch, heads, seqlen_q) or (heads,
   total_q), is float32 and has a gradient. The LSE is +inf for a row that sees no key, where tandem.attention returns
-  -inf. S_dmask is empty without dropout. With dropout, S_dmask holds the probabilities, (batch, heads, seqlen_q,
-  seqlen_k), negative where they were dropped. S_dmask is for tests, because it has the size that attention avoids.
+  -inf. S_dmask is empty without dropout. With dropout, S_dmask holds exp(score - largest score of the row), (batch,
+  heads, seqlen_q, seqlen_k), negative where the entry was dropped. The block of _get_block_size_n therefore has all
+  keys. S_dmask is for tests, because it has the size that attention avoids.
 - FLASH_ATTENTION_DETERMINISTIC=1 in the environment means deterministic=True in every call.
 
 T. Dao. FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning. arXiv 2307.08691.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -96,6 +100,8 @@ def flash_attn_varlen_func(
         options.update(cu_seqlens_k=cu_seqlens_k)
     else:  # pages are not packed: cu_seqlens_k only gives lengths
         options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k))
+        if return_attn_probs and dropout_p:
+            raise tandem.Unsupported("block_table must be None with S_dmask: omit return_attn_probs or dropout_p")
     return _attend(q, k, v, options, return_attn_probs)
 
 
@@ -270,18 +276,37 @@ def _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slope
 def _attend(q, k, v, options, return_attn_probs):
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     if not return_attn_probs:
-        return in_words(_NAMES, tandem.attention, q, k, v, **options)
+        out = in_words(_NAMES, tandem.attention, q, k, v, **options)
+        return _scaled(_check_gradient(out, q, k, v, options), options["dropout_p"])
     out, lse = in_words(_NAMES, tandem.attention, q, k, v, return_lse=True, **options)
-    return out, _lse(lse), _probabilities(q, k, options)
+    for x in (out, lse):
+        _check_gradient(x, q, k, v, options)
+    return _scaled(out, options["dropout_p"]), _lse(lse), _dropout_mask(q, k, options)
+
+
+def _scaled(out, dropout_p):
+    """Returns out with the factor 1 / (1 - dropout_p). tandem.attention's factor has the rounded dropout_p."""
+    if not dropout_p:
+        return out
+    rounded = min(max(math.floor(dropout_p * 256 + 0.5), 1), 255) / 256
+    return out if rounded == dropout_p else out * ((1 - rounded) / (1 - dropout_p))
+
+
+def _check_gradient(result, q, k, v, options):
+    """Returns result, whose gradient is refused with this interface's names if keys lie in pages."""
+    if "page_table" in options and result.requires_grad and not torch.compiler.is_compiling():
+        result.register_hook(lambda _: in_words(_NAMES, tandem.check, "backward", q, k, v, **options))
+    return result
 
 
 def _attend_packed(q, packed, options, return_attn_probs):
     names = _NAMES_KV if q is not None else _NAMES_QKV
     out, lse = in_words(names, _packed.attention, q, packed, _unbind, options)
+    out = _scaled(out, options["dropout_p"])
     if not return_attn_probs:
         return out
     q, k = (q, _unbind(packed)[0]) if q is not None else _unbind(packed)[:2]
-    return out, _lse(lse), _probabilities(q, k, options)
+    return out, _lse(lse), _dropout_mask(q, k, options)
 
 
 def _unbind(packed):
@@ -301,12 +326,12 @@ def _lse(lse):
 
 
 @torch.no_grad()
-def _probabilities(q, k, options):
-    """Returns the probabilities, (batch, heads, seqlen_q, seqlen_k) in q's type, negative where dropout drops the
-    entry.
+def _dropout_mask(q, k, options):
+    """Returns S_dmask, (batch, heads, seqlen_q, seqlen_k) in q's type.
 
-    Attention to the rows of an identity matrix returns the probabilities themselves. The entries that dropout keeps do
-    not depend on the scores: equal scores show them without underflow.
+    Attention to the rows of an identity matrix returns the probabilities. A probability divided by the row's largest
+    probability is exp(score - largest score). The entries that dropout keeps do not depend on the scores: equal scores
+    show them without underflow.
     """
     if not options["dropout_p"]:
         return q.new_empty(0)
@@ -325,8 +350,10 @@ def _probabilities(q, k, options):
         identity = identity.expand(*k.shape[:-1], -1)
         p = tandem.attention(q_wide, k_wide, identity, **plain, out_dtype=out_dtype)
         kept = tandem.attention(torch.zeros_like(q_wide), k_wide, identity, **equal, out_dtype=out_dtype) > 0
-        chunks.append(torch.where(kept, p, -p).to(q.dtype))
-    signed = torch.cat(chunks, dim=-1) if chunks else q.new_empty(*q.shape[:-1], 0)
+        chunks.append(torch.where(kept, p, -p))
+    signed = torch.cat(chunks, dim=-1) if chunks else q.new_zeros(*q.shape[:-1], 1)
+    largest = signed.abs().amax(-1, keepdim=True)
+    signed = torch.where(largest > 0, signed / largest, 0.0)[..., :seqlen_k].to(q.dtype)
 
     cu_seqlens_q = options.get("cu_seqlens_q")
     if cu_seqlens_q is not None:  # a rectangle that the longest sequence fills
@@ -340,7 +367,35 @@ def _probabilities(q, k, options):
 
 # ---- Private names that programs import ---------------------------------------------------------------------------
 
-flash_attn_gpu = Refused("flash_attn_gpu", "call flash_attn_func or tandem.attention")
+USE_TRITON_ROCM = False
+
+
+def _get_block_size_n(device, head_dim, is_dropout, is_causal):
+    """Returns the keys of a block of S_dmask: more than any sequence has, because one block has all keys."""
+    return 2**31 - 1
+
+
+class _Extension(Refused):
+    """Represents flash_attn's compiled extension, which is not served. A generator has a separate message."""
+
+    _GENERATORS = {"fwd": 12, "varlen_fwd": 20, "bwd": 17, "varlen_bwd": 22}  # the argument's position
+
+    def __getattr__(self, name):
+        position = self._GENERATORS.get(name)
+        if position is None:
+            return super().__getattr__(name)
+
+        def call(*arguments, **_):
+            if len(arguments) > position and arguments[position] is not None:
+                raise tandem.Unsupported(
+                    f"the `generator` argument is no longer supported by {name}: pass None, and set torch's seed"
+                )
+            return super(_Extension, self).__getattr__(name)
+
+        return call
+
+
+flash_attn_gpu = _Extension("flash_attn_gpu", "call flash_attn_func or tandem.attention")
 
 
 @torch.no_grad()
@@ -386,15 +441,19 @@ def _flash_attn_varlen_forward(
     leftpad_k=None,
     seqused_k=None,
     zero_tensors=False,
+    num_splits=0,
 ):
     """Returns (out, softmax_lse, S_dmask, rng_state) of flash_attn_varlen_func, without a gradient. leftpad_k is
-    refused.
+    refused, and so is num_splits above 1 with block_table, as in flash_attn.
     """
+    if block_table is not None and num_splits > 1:
+        raise tandem.Unsupported(f"num_splits > 1 is not supported with block_table, but is {num_splits}: pass 0")
     if leftpad_k is not None:
         raise tandem.Unsupported("leftpad_k is not served: begin the sequences of k at cu_seqlens_k's offsets")
     window = (window_size_left, window_size_right)
     options = _options(dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, False, q)
     options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+    options.update(num_splits=splits(num_splits))
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k)
     else:

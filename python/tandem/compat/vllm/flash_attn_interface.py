@@ -18,6 +18,7 @@ from tandem.compat._arguments import (
     in_words,
     is_tensor,
     no_metadata,
+    refuse_8_bit,
     refuse_given,
     sink_for,
     splits,
@@ -98,7 +99,7 @@ def flash_attn_varlen_func(
     _check_version(fa_version)
     for name, x in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q)):
         is_tensor(x, name)
-    _refuse_8_bit(q, k, v)
+    refuse_8_bit(q=q, k=k, v=v)
     _check_lengths(cu_seqlens_k, seqused_k, block_table, fa_version)
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     options = {
@@ -149,7 +150,9 @@ def reshape_and_cache_flash(
     The function never waits for a GPU, which skips slots outside of the cache. The CPU refuses them before it writes.
     If several tokens have one slot, the last of them is written.
     """
-    _refuse_8_bit(key, key_cache, value_cache, kv_cache_dtype)
+    refuse_8_bit(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
+    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        raise tandem.Unsupported(f'kv_cache_dtype ("{kv_cache_dtype}") is not served: pass "auto" and a 16-bit cache')
     caches = key_cache, value_cache
     new = unit_stride(key, "key"), unit_stride(value, "value")
     is_tensor(slot_mapping, "slot_mapping")
@@ -299,11 +302,3 @@ def _check_lengths(cu_seqlens_k, seqused_k, block_table, fa_version):
             f"cu_seqlens_k and seqused_k must not both be given with fa_version ({fa_version}): pass one of them, or "
             "fa_version 4"
         )
-
-
-def _refuse_8_bit(q, k, v, kv_cache_dtype="auto"):
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.element_size() == 1:
-            raise tandem.Unsupported(f"{name} ({x.dtype}) is not served: convert 8-bit inputs to bfloat16")
-    if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        raise tandem.Unsupported(f'kv_cache_dtype ("{kv_cache_dtype}") is not served: pass "auto" and a 16-bit cache')

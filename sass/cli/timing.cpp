@@ -34,6 +34,7 @@ constexpr size_t kIndent = 11;
 // Hopper's warpgroups may or may not fall into step, depending on the begin of a tile. The median of three offsets
 // counts.
 constexpr double kOffsets[] = {300, 600, 1000};  // clocks
+constexpr int kMaxRecurring = 2;                 // assumed arrivals of a run
 constexpr double kHalf = 0.5, kDouble = 2;       // factors of charges
 constexpr const char* kAllCharges = "all";
 constexpr double kLeastTensorLoad = 60, kMaxTensorLoad = 150;  // clocks; no published source has the latency of LDTM
@@ -136,9 +137,11 @@ std::string doubt_of(const Modelled& m, const machine_code::CostModel& cost_mode
                      const std::vector<WarpTrace>& traces) {
   const std::string roles = roles_not_followed(cost_model, traces);
   if (!roles.empty()) return str_cat("no warp reaches the loop of ", roles);
-  if (m.run.recurring > 0 || m.run.unanswered > 0)
+  // A loop of a forward contains waits of the first iteration of a tile, for warps that act once per tile.
+  const int unanswered = cost_model.backward ? m.run.unanswered : 0;
+  if (m.run.recurring > kMaxRecurring || unanswered > 0)
     return str_cat("the model assumes ", m.run.recurring, " arrivals, and no followed warp arrives at the barriers of ",
-                   m.run.unanswered, " waits");
+                   unanswered, " waits");
   return "";
 }
 
@@ -148,7 +151,7 @@ void add_second_pass(const Kernel& kernel, const machine_code::CostModel& cost_m
   const Simulation run = machine_code::simulate(kernel, traces, rates, m->latencies);
   const Clocks clocks = machine_code::clocks_of(run, kernel);
   m->second_pass = clocks.step;
-  if (m->doubt.empty() && (clocks.step <= 0 || run.recurring > 0 || run.unanswered > 0))
+  if (m->doubt.empty() && (clocks.step <= 0 || run.recurring > kMaxRecurring || run.unanswered > 0))
     m->doubt = str_cat("the second pass has ", run.recurring, " assumed arrivals and ", run.unanswered,
                        " waits for arrivals of no followed warp");
 }

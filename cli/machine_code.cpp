@@ -110,14 +110,14 @@ Grid grid_of(const Planned& planned, const gpu::Properties& device) {
   return grid;
 }
 
-// Returns the waits of a backward.
-std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, double step) {
+// Returns the waits of a backward. A cubin's kernel runs in the order of the plan.
+std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& device, const Modelled& model) {
   constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {
-    HandOver hand_over;
+    HandOver hand_over = hand_over_of(model);
     hand_over.adds *= times, hand_over.visible *= times;
     const plan::BackwardSchedule& tiling = planned.plan->backward;
-    return waiting_of(planned.problem, tiling, step + adding_clocks(tiling.tile), hand_over);
+    return waiting_of(planned.problem, tiling, model.clocks.step + adding_clocks(tiling.tile), hand_over);
   };
   const std::optional<Waiting> usual = waiting(1);
   if (!usual) return std::nullopt;
@@ -209,11 +209,12 @@ int MachineCodeFlags::run(const ProblemFlags& problem, const CardFlags& card, ta
       const Modelled model = model_of(examined);
       WholeProblem whole_problem;
       std::string title = str_cat("Cubin ", examined.name);
-      if (planned && &examined == &all.front()) {
-        title = title_of(*planned, device, pass);
-        if (pass == TANDEM_FORWARD) whole_problem.grid = grid_of(*planned, device);
-        if (pass == TANDEM_BACKWARD) whole_problem.turns = turns_of(*planned, device, model.clocks.step);
-      }
+      const bool own = planned && &examined == &all.front();
+      if (own) title = title_of(*planned, device, pass);
+      if (own && pass == TANDEM_FORWARD) whole_problem.grid = grid_of(*planned, device);
+      const bool in_order = model.dq && model.dq->hand_over > 0;
+      if (planned && pass == TANDEM_BACKWARD && (own || in_order))
+        whole_problem.turns = turns_of(*planned, device, model);
       print_clocks(examined, model, whole_problem, title);
     }
     return 0;

@@ -48,7 +48,9 @@ struct Sm100BackwardConfig {
   constexpr bool branches_at_scores() const { return two_cta && options.dropout && options.bias != Bias::none; }
 
   // Keys, values, queries and dout beyond a sequence must be zeroed before they are multiplied.
-  constexpr bool has_relay_warp() const { return options.varlen || two_cta; }
+  constexpr bool has_relay_warp() const { return options.varlen; }
+  // The *_peer_full barriers of the first CTA of a pair count the bytes of both CTAs.
+  constexpr bool leader_counts() const { return two_cta && !has_relay_warp(); }
 
   // Two warpgroups compute P and dS. Each has half of an iteration's queries and all keys.
   static constexpr int kComputing = 2;

@@ -84,9 +84,10 @@ struct Sm100ForwardConfig {
   // The number of keys of an iteration whose probabilities are signalled first: fewer if their softmax takes longer.
   constexpr int first_part() const { return lazy_max() ? 96 : 64; }
 
-  // A warp of the CTA must signal blocks of keys and values before products may read them. In a CTA pair the warp
-  // signals the other CTA; with varlen it first zeroes values beyond a sequence.
-  constexpr bool has_relay_warp() const { return two_cta || options.varlen; }
+  // A warp of the CTA must zero values beyond a sequence before it signals that products may read them.
+  constexpr bool has_relay_warp() const { return options.varlen; }
+  // The barriers of the first CTA of a pair count the bytes of both CTAs.
+  constexpr bool leader_counts() const { return two_cta && !has_relay_warp(); }
 
   // Registers per thread, by role. The compiler needs more for the products of sm_103a, and no polynomial takes any.
   constexpr int softmax_registers() const {

@@ -29,6 +29,25 @@ TANDEM_DEVICE void tma_load_multicast(void* to, const void* tensor_map, u64* bar
       "l"(tensor_map), "r"(shared_address(barrier)), "r"(ctas), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
       : "memory");
 }
+// Loads a box in one CTA of a pair, and signals its bytes on the barrier at the same offset in the first CTA. PTX ISA
+// "cp.async.bulk.tensor", .cta_group::2.
+TANDEM_DEVICE void tma_load_of_pair(void* to, const void* tensor_map, u64* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %2, 0;\n"
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 [%0], [%1, {%3, %4, "
+      "%5, %6}], [there];}" ::"r"(shared_address(to)),
+      "l"(tensor_map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+TANDEM_DEVICE void tma_load_of_pair(void* to, const void* tensor_map, u64* barrier, int c0, int c1, int c2, int c3,
+                                    int c4) {
+  asm volatile(
+      "{.reg .b32 there; mapa.shared::cluster.u32 there, %2, 0;\n"
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 [%0], [%1, {%3, %4, "
+      "%5, %6, %7}], [there];}" ::"r"(shared_address(to)),
+      "l"(tensor_map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
 // Stores a box; elements outside the tensor are not written. One thread calls this function, after the writers'
 // fence_proxy_async and a barrier.
 TANDEM_DEVICE void tma_store(const void* tensor_map, const void* from, int c0, int c1, int c2, int c3, int c4) {

@@ -12,8 +12,8 @@ namespace {
 
 // Properties of a kernel that determine how far a block computes ahead while the dq of an iteration waits for its turn.
 struct Adder {
-  // True if the staging slot of dq is free for the next iteration before its turn (two CTAs pass dq through registers).
-  // Otherwise the slot is free after the turn.
+  // True if tensor memory is free before the turn, because registers hold all of dq. Otherwise it is free after the
+  // turn.
   bool taken_before_turn = false;
   // True if the next iteration needs the slot only for its dq. Otherwise the iteration starts when the slot is free.
   bool next_goes_on = false;
@@ -23,8 +23,9 @@ struct Adder {
 
 Adder adder_of(const plan::BackwardKernel& tile) {
   if (const auto* const blackwell = std::get_if<Sm100BackwardConfig>(&tile.kernel))
-    return {
-        .taken_before_turn = blackwell->two_cta, .next_goes_on = blackwell->dq_has_place(), .waits_for_addition = true};
+    return {.taken_before_turn = blackwell->dq_columns() <= blackwell->dq_loaded_columns(),
+            .next_goes_on = blackwell->dq_has_place(),
+            .waits_for_addition = true};
   return {.next_goes_on = tile.for_hopper().staged()};
 }
 

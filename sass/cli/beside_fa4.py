@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares Tandem's Blackwell forward and backward with FlashAttention-4's in tables.
+"""Compares Tandem's Blackwell forward and backward with FlashAttention-4's in the clock model.
 
-The columns are clocks and rate of a modelled step, instructions of a warp per role, issue slots of all roles, and the
-longest wait. The program needs no GPU. Run this program in the environment that fa4_cubin.py describes.
+Each ratio is Tandem's clocks to FlashAttention-4's. The range has the ratio with every charge (sass/docs/clocks.md)
+halved and doubled, one after the other and all together. A verdict that flips in this range is "unknown". The program
+needs no GPU. Run this program in the environment that fa4_cubin.py describes.
 
-  python sass/cli/beside_fa4.py build/release/tandem cubins
+  python sass/cli/beside_fa4.py build/release/tandem cubins [forward|backward]
 
 The second argument is the folder of FlashAttention-4's cubins. Missing cubins are compiled first.
 """
@@ -15,73 +16,105 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PROBLEM = ["--device", "vgpu:b200", "--dtype", "bf16", "--heads", "16", "--seqlen", "4096"]
-ONE_CTA = "one CTA"
+PROBLEM = ["--device", "vgpu:b200", "--dtype", "bf16", "--heads", "16"]
+SEQLEN = {"forward": ["--seqlen", "4096"], "backward": ["--seqlen", "16384"]}
+ROLES = ("softmax", "mma", "correction", "staging", "reduction", "load")
+BOUNDS = {"forward": 0.97, "backward": 1.0}  # ratios of clocks that Tandem must not exceed
 
-# Each case has a name, Tandem's flags and FlashAttention-4's flags.
-FORWARD = [
-    (f"d{dim}{', causal' if causal else ''}", ["--head-dim", dim] + more + causal, [])
-    for dim, more in [("64", []), ("128", []), ("192", ["--head-dim-v", "128"]), ("256", [])]
-    for causal in ([], ["--causal"])
-]
-# Tandem's backward is always deterministic, FlashAttention-4's only in the cases of that name.
-BACKWARD = [
-    (f"d{dim}{', ' + form if form else ''}{', causal' if causal else ''}", ["--head-dim", str(dim)] + causal, flags)
-    for dim, form, flags in [
-        (64, "", []),
-        (64, "deterministic", ["--deterministic"]),
-        (128, "", []),
-        (128, "deterministic", ["--deterministic"]),
-        (128, ONE_CTA, ["--one-cta"]),
-    ]
-    for causal in ([], ["--causal"])
-]
+HEADS = [("d64", ["--head-dim", "64"]), ("d128", ["--head-dim", "128"])]
+HEADS += [("(192,128)", ["--head-dim", "192", "--head-dim-v", "128"]), ("d256", ["--head-dim", "256"])]
 
 
-def modelled(tandem: str, arguments: list[str]) -> dict:
-    command = [tandem, "explain", "--clocks", "--json", "-", *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def modelled(tandem: str, arguments: list[str], other: Path) -> list[dict]:
+    """Returns the models of Tandem's kernel and of the other kernel, whose tiles run in Tandem's order."""
+    command = [tandem, "explain", "--clocks", "--json", "-", *arguments, "--beside", str(other)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    ours, end = json.JSONDecoder().raw_decode(text)
+    return [ours, json.loads(text[end:])]
 
 
-def cubin(folder: Path, name: str, flags: list[str]) -> Path:
-    path = folder / f"{name.replace(', ', '_').replace(' ', '_')}.cubin"
+def cubin(folder: Path, flags: list[str]) -> Path:
+    name = "_".join(flag.strip("-") for flag in flags) + ".cubin"
+    path = folder / name
     if not path.exists():
         compiler = [sys.executable, HERE / "fa4_cubin.py", path, *flags]
         subprocess.run(compiler, check=True, stdout=subprocess.DEVNULL)
     return path
 
 
-def row_of(kernel: dict, roles: tuple[str, ...]) -> list[str]:
-    of_block = [role for role in kernel["roles"] if role["block"] == 0]
-    instructions = {role["role"]: round(role["instructions"]) for role in of_block}
-    slots = sum(role["instructions"] * role["warps"] for role in of_block)
-    step = f"{kernel['step']:.0f} ({kernel['step_least']:.0f}-{kernel['step_most']:.0f})"
-    counts = "/".join(str(instructions.get(role, 0)) for role in roles)
-    binds = kernel["chain"][0]
-    rate = f"{kernel['flops_a_clock']:.0f}"
-    return [step, rate, str(kernel["assumed"]), counts, f"{slots:.0f}", f"{binds['what']} {binds['clocks']:.0f}"]
+def clocks(kernel: dict, step: float) -> float:
+    """Returns clocks for 10^6 floating-point operations of a CTA, because iterations differ between kernels."""
+    return 1e6 * step / (kernel["flops_a_clock"] * kernel["step"])
 
 
-def table(tandem: str, folder: Path, kind: str, cases: list, flags: list[str], roles: tuple[str, ...]) -> None:
-    head = ["whose", "clocks a step", "FLOP a clock", "assumed", "/".join(roles), "slots", "most of the chain"]
-    print(f"| {kind} | {' | '.join(head)} |\n{'|---' * (1 + len(head))}|")
-    for name, ours, theirs in cases:
-        kernel = cubin(folder, f"{kind}, {name}", flags + ours + theirs)
-        if ONE_CTA in name:
-            ours = [*ours, "--seqlen-k", "128"]  # too few keys for two CTAs
-        for whose, found in [
-            ("ours", modelled(tandem, [*flags, *PROBLEM, *ours])),
-            ("FlashAttention-4", modelled(tandem, ["--cubin", str(kernel)])),
-        ]:
-            print("|", " | ".join([name if whose == "ours" else "", whose, *row_of(found, roles)]), "|", flush=True)
+def ratios(ours: dict, theirs: dict, work: float) -> list[float]:
+    """Returns the ratio as modelled, then with each charge halved and doubled. work: FLOP of theirs to ours."""
+
+    def step(kernel: dict, charge: str, factor: float) -> float:
+        for one in kernel["variations"]:
+            if (one["charge"], one["factor"]) == (charge, factor):
+                return one["step"] + kernel["second_pass"]
+        return kernel["step"] + kernel["second_pass"]
+
+    names = sorted({one["charge"] for kernel in (ours, theirs) for one in kernel["variations"]})
+    cases = [("", 1.0)] + [(name, factor) for name in names for factor in (0.5, 2.0)]
+    return [work * step(ours, *case) / step(theirs, *case) for case in cases]
+
+
+def verdict(bound: float, found: list[float], doubts: list[str]) -> str:
+    if any(doubts):
+        return "unknown: a loop is not followed"
+    if max(found) <= bound:
+        return f"at most {bound}"
+    return f"above {bound}" if min(found) > bound else "unknown: flips"
+
+
+def row(kernel: dict) -> list[str]:
+    roles = {role["role"]: round(role["instructions"]) for role in kernel["roles"] if role["block"] == 0}
+    second = f" + {kernel['second_pass']:.0f}" if kernel["second_pass"] else ""
+    step = f"{kernel['step']:.0f}{second} ({kernel['step_least']:.0f}-{kernel['step_most']:.0f})"
+    dq, turns = kernel.get("dq"), kernel.get("turns")
+    path = f"{dq['step']:.0f}, {dq['hand_over']:.0f}" if dq else ""
+    total = f"{turns['clocks'] / 1e3:.0f}k, {100 * turns['waiting']:.1f} %" if turns else ""
+    return [step, "/".join(str(roles.get(role, 0)) for role in ROLES), path, total]
+
+
+def longest_wait(kernel: dict) -> str:
+    return f"{kernel['chain'][0]['what']} {kernel['chain'][0]['clocks']:.0f}"
+
+
+def compare(tandem: str, folder: Path, kind: str) -> None:
+    print(f"| {kind} | kernel | clocks an iteration | {'/'.join(ROLES)} | dq path, hand-over | total, waiting |")
+    print(f"{'|---' * 6}|")
+    verdicts = []
+    for name, dims in HEADS:
+        for causal in ([], ["--causal"]):
+            flags = ["--backward", "--deterministic"] if kind == "backward" else []
+            problem = [*PROBLEM, *SEQLEN[kind], *dims, *causal, *(["--backward"] if flags else [])]
+            file = cubin(folder, [*flags, *dims, *causal])
+            ours, theirs = modelled(tandem, problem, file)
+            label = name + (", causal" if causal else "")
+            print("|", " | ".join([label, "Tandem", *row(ours)]), "|", flush=True)
+            print("|", " | ".join(["", "FlashAttention-4", *row(theirs)]), "|", flush=True)
+            # A second pass multiplies scores twice, so its FLOP count does not compare iterations.
+            work = 1.0 if kind == "backward" else clocks(ours, 1) / clocks(theirs, 1)
+            found = ratios(ours, theirs, work)
+            doubts = [ours["doubt"], theirs["doubt"]]
+            judged = verdict(BOUNDS[kind], found, doubts)
+            verdicts.append([label, f"{found[0]:.2f}", f"{min(found):.2f} to {max(found):.2f}", judged])
+            verdicts[-1] += [longest_wait(ours), longest_wait(theirs)]
+    head = [kind, "ratio", "range", "verdict", "most of the chain, Tandem", "FlashAttention-4"]
+    print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    for one in verdicts:
+        print("|", " | ".join(one), "|")
     print()
 
 
 def main() -> None:
     tandem, folder = sys.argv[1], Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
-    table(tandem, folder, "forward", FORWARD, [], ("softmax", "mma", "correction", "load"))
-    table(tandem, folder, "backward", BACKWARD, ["--backward"], ("softmax", "mma", "reduction", "load"))
+    for kind in sys.argv[3:] or ["forward", "backward"]:
+        compare(tandem, folder, kind)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ std::string loops_of(const CostModel& a) {
 
 std::vector<const LoopCost*> steady_of(const CostModel& a, bool masked) {
   std::vector<const LoopCost*> loops;
-  for (const Role role : {Role::load, Role::mma, Role::softmax, Role::computing, Role::correction, Role::reduction}) {
+  for (const Role role :
+       {Role::load, Role::mma, Role::softmax, Role::computing, Role::correction, Role::staging, Role::reduction}) {
     if (const LoopCost* loop = a.steady(role, masked)) loops.push_back(loop);
   }
   return loops;

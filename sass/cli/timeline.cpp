@@ -55,6 +55,7 @@ const char* cause_of_wait(Delay delay) {
     case Delay::products: return "waits for: tensor core";
     case Delay::copies: return "waits for: copies";
     case Delay::barrier: return "waits for: barrier";
+    case Delay::fences: return "waits for: fence";
   }
   return "waits";
 }

@@ -13,17 +13,31 @@
 
 namespace tandem::tool {
 
+// Clocks with one charge multiplied by a factor, or with all charges (name "all").
+struct Variation {
+  std::string name;
+  double factor = 1, step = 0;
+  std::optional<machine_code::DqPath> dq;
+};
+
 struct Modelled {
   std::string name;
   machine_code::Latencies latencies;
   machine_code::Clocks clocks;
   machine_code::Simulation run;
-  double peak = 0;             // FLOP per clock of the tensor core
-  double least = 0, most = 0;  // clocks of an iteration
-  std::string range;           // reason for a range instead of one figure
+  std::optional<machine_code::DqPath> dq;
+  double second_pass = 0;             // clocks of an iteration; 0: one pass
+  std::vector<Variation> variations;  // every charge of the kernel, halved and doubled
+  std::string doubt;                  // why the figures are no verdict; empty: they are
+  double peak = 0;                    // FLOP per clock of the tensor core
+  double least = 0, most = 0;         // clocks of an iteration
+  std::string range;                  // reason for a range instead of one figure
 };
 // Throws if the model has no figures for the architecture or finds no warp that computes.
 Modelled model_of(const Examined& examined);
+
+// The hand-over between n_blocks: modelled on Blackwell, measured in sum on Hopper.
+HandOver hand_over_of(const Modelled& model);
 
 // A whole problem: all tiles of the blocks and their iterations, on a number of SMs.
 struct Grid {

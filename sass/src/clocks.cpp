@@ -1,13 +1,15 @@
 #include "sass/src/clocks.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/text.h"
 
 namespace tandem::machine_code {
 namespace {
 
-constexpr std::string_view kDelayNames[] = {"order", "turn", "unit", "latency", "products", "copies", "barrier"};
+constexpr std::string_view kDelayNames[] = {"order",    "turn",   "unit",    "latency",
+                                            "products", "copies", "barrier", "fences"};
 
 bool computes(const WarpTrace& w) { return w.role == Role::computing || w.role == Role::softmax; }
 
@@ -104,6 +106,7 @@ class Chain {
       case Delay::latency: return "latency, " + unit_at(warp, event);
       case Delay::copies: return "copies";
       case Delay::barrier: return "signal";
+      case Delay::fences: return std::string(instruction(warp, event).base());
       default: return "issue of " + unit_at(warp, event);
     }
   }
@@ -113,6 +116,27 @@ class Chain {
   double now_ = 0, until_ = 0;
   std::map<std::string, double> clocks_;
 };
+
+std::vector<ChargeOfRole> charges_of(const Simulation& run, const Steady& steady) {
+  std::map<std::pair<Role, Charge>, ChargeOfRole> all;
+  std::map<Role, int> warps;
+  for (const WarpTrace& w : run.warps) warps[w.role] += w.block == 0;
+  const double steps = static_cast<double>(steady.last - steady.first);
+  for (const ChargedEvent& c : run.charged) {
+    const auto w = static_cast<size_t>(c.warp);
+    const double time = run.issues[w][c.event].time;
+    if (run.warps[w].block > 0 || time < steady.begin || time >= steady.end) continue;
+    const Role role = run.warps[w].role;
+    ChargeOfRole& sum = all[{role, c.charge}];
+    sum.role = role;
+    sum.charge = c.charge;
+    sum.times += 1 / (steps * warps[role]);
+    sum.clocks += c.clocks / (steps * warps[role]);
+  }
+  std::vector<ChargeOfRole> list;
+  for (const auto& [key, sum] : all) list.push_back(sum);
+  return list;
+}
 
 }  // namespace
 
@@ -162,7 +186,32 @@ Clocks clocks_of(const Simulation& run, const Kernel& kernel) {
   }
   result.chain = Chain(run, kernel).back_from(steady.warp, run.warps[steady.warp].turns[steady.last], steady.begin);
   for (Link& link : result.chain) link.clocks /= steps;
+  result.charges = charges_of(run, steady);
   return result;
+}
+
+std::optional<DqPath> dq_path_of(const Kernel& kernel, const std::vector<WarpTrace>& warps, const Rates& rates,
+                                 const Latencies& latencies) {
+  std::vector<WarpTrace> path;
+  std::ranges::copy_if(warps, std::back_inserter(path),
+                       [](const WarpTrace& w) { return w.role == Role::staging || w.role == Role::reduction; });
+  if (std::ranges::find(path, Role::reduction, &WarpTrace::role) == path.end()) return std::nullopt;
+  const Simulation run = simulate(kernel, path, rates, latencies);
+  DqPath found;
+  for (size_t w = 0; w < run.warps.size(); ++w) {
+    if (run.warps[w].role != Role::reduction) continue;
+    size_t last = run.warps[w].turns.size() - 1;
+    while (last > 0 && run.time_of_turn(w, last) < 0) --last;
+    const size_t first = last / 3;
+    if (last == first) continue;
+    const double begin = run.time_of_turn(w, first), end = run.time_of_turn(w, last);
+    found.step = std::max(found.step, (end - begin) / static_cast<double>(last - first));
+    for (const Publication& p : run.published) {
+      if (p.warp == static_cast<int>(w) && p.begin >= begin)
+        found.hand_over = std::max(found.hand_over, p.end - p.begin);
+    }
+  }
+  return found;
 }
 
 }  // namespace tandem::machine_code

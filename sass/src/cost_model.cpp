@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <set>
 
 #include "base/text.h"
@@ -14,8 +15,8 @@ namespace {
 constexpr double kTile = 128 * 128;
 constexpr int kLanes = 32, kWarpsOfGroup = 4;
 constexpr double kDepth = 32;  // bytes of a row that one product sums up
-constexpr Role kRoles[] = {Role::load,       Role::mma,       Role::softmax, Role::computing,
-                           Role::correction, Role::reduction, Role::epilogue};
+constexpr Role kRoles[] = {Role::load,       Role::mma,     Role::softmax,   Role::computing,
+                           Role::correction, Role::staging, Role::reduction, Role::epilogue};
 
 int hex(std::string_view text) {
   int value = 0;
@@ -67,29 +68,64 @@ class CostCounter {
     cost_model_.unknown.assign(unknown.begin(), unknown.end());
   }
 
+  struct FoundLoop {
+    const Loop* loop;
+    Role role;
+    bool whole;     // accesses a semaphore, or multiplies scores and values
+    int depth = 0;  // synchronised loops of the role around it
+  };
+
   // A role's loop over steps does the role's work and waits for other roles. Loops that do not wait are parts of that
-  // loop which the compiler did not unroll. The innermost of nested loops counts.
-  void find_loops() {
-    struct Found {
-      const Loop* loop;
-      Role role;
-    };
-    std::vector<Found> found;
+  // loop which the compiler did not unroll.
+  std::vector<FoundLoop> synchronised_loops() const {
+    std::vector<FoundLoop> found;
     for (const Loop& loop : graph_.loops) {
       const Work work = look_at(whole_loop(graph_, loop));
-      if (work.role() && work.synchronised) found.push_back({&loop, *work.role()});
+      if (!work.role() || !work.synchronised) continue;
+      const bool adds = work.role() == Role::reduction && work.semaphores > 0;
+      const bool multiplies = work.role() == Role::mma && work.of_scores > 0 && work.of_scores < work.products;
+      found.push_back({&loop, *work.role(), adds || multiplies});
     }
+    for (FoundLoop& inner : found) {
+      inner.depth = static_cast<int>(std::ranges::count_if(
+          found, [&](const FoundLoop& o) { return o.role == inner.role && o.loop->contains(*inner.loop); }));
+    }
+    return found;
+  }
+
+  // Returns the loops over steps: the innermost of nested loops, or the innermost that is whole. In a backward, the
+  // loads of a step may be in loops within the loop at the depth of the products' step.
+  std::vector<const Loop*> step_loops(const std::vector<FoundLoop>& found) const {
+    int deepest = std::numeric_limits<int>::max();
+    for (const FoundLoop& l : found) {
+      const auto within = [&](const FoundLoop& o) { return o.role == l.role && o.whole && l.loop->contains(*o.loop); };
+      if (cost_model_.backward && l.role == Role::mma && l.whole && std::ranges::none_of(found, within))
+        deepest = std::min(deepest, l.depth);
+    }
+    std::vector<const Loop*> steps;
+    for (const FoundLoop& l : found) {
+      const bool too_deep = l.role == Role::load && l.depth > deepest;
+      const auto replaces = [&](const FoundLoop& o) {
+        return o.role == l.role && l.loop->contains(*o.loop) && o.whole == l.whole &&
+               !(l.role == Role::load && o.depth > deepest);
+      };
+      const auto is_whole_around = [&](const FoundLoop& o) {
+        return o.role == l.role && o.loop->contains(*l.loop) && o.whole;
+      };
+      if (too_deep || std::ranges::any_of(found, replaces)) continue;
+      if (l.whole || std::ranges::none_of(found, is_whole_around)) steps.push_back(l.loop);
+    }
+    return steps;
+  }
+
+  void find_loops() {
+    const std::vector<FoundLoop> found = synchronised_loops();
     // A forward adds no numbers in global memory. Exponentials cannot decide, because softcap needs as many as the
     // scores.
-    cost_model_.backward = std::ranges::find(found, Role::reduction, &Found::role) != found.end();
-    std::vector<const Loop*> steps;
-    for (const Found& outer : found) {
-      if (std::ranges::none_of(
-              found, [&](const Found& inner) { return inner.role == outer.role && outer.loop->contains(*inner.loop); }))
-        steps.push_back(outer.loop);
-    }
+    cost_model_.backward = std::ranges::find(found, Role::reduction, &FoundLoop::role) != found.end();
+    const std::vector<const Loop*> steps = step_loops(found);
     for (const Loop* loop : steps) add(*loop);
-    for (const Found& outer : found) {
+    for (const FoundLoop& outer : found) {
       const bool around = std::ranges::find(steps, outer.loop) == steps.end();
       if (around && (outer.role == Role::softmax || outer.role == Role::computing)) add_once(*outer.loop, steps);
     }
@@ -250,6 +286,10 @@ class CostCounter {
         if (cost_model_.pair) loop->warps = 0.5;  // one of two blocks issues for both
         break;
       case Role::load: loop->turns = of(block_ * std::max(1, w.waits / cost_model_.shape.load_waits)); break;
+      case Role::staging:
+        loop->turns = of(block_);
+        loop->warps = kWarpsOfGroup;
+        break;
       case Role::correction:
         loop->turns = of(w.votes > 0 ? 128.0 * cost_model_.shape.keys * w.votes : block_);
         loop->warps = kWarpsOfGroup;
@@ -366,6 +406,8 @@ const LoopCost* CostModel::steady(Role role, bool with_mask) const {
   const bool scores = role == Role::softmax || role == Role::computing;
   const auto better = [&](const LoopCost& a, const LoopCost& b) {
     if (!scores) return a.work.loads + a.work.products > b.work.loads + b.work.products;
+    // In two passes the pass that computes dS reads more.
+    if (backward && a.work.columns_read != b.work.columns_read) return a.work.columns_read > b.work.columns_read;
     if (!with_mask && a.choice != b.choice) return b.choice;
     return a.instructions * a.turns < b.instructions * b.turns;
   };

@@ -6,6 +6,10 @@
 namespace tandem::machine_code {
 namespace {
 
+constexpr std::string_view kChargeNames[] = {"bulk group",       "fence at GPU scope", "fence at CTA scope",
+                                             "fence of proxies", "invalidation of L1", "load of a semaphore",
+                                             "copy between CTAs"};
+
 // sass/docs/clocks.md has the source of each figure.
 constexpr Latencies kHopper{.arch = "sm_90",
                             .exponential = 18,
@@ -27,6 +31,7 @@ constexpr Latencies kHopper{.arch = "sm_90",
                             .exponentials = {.reads = 1, .unit = 2.8, .unit_beside_left = 4, .warp = 4},
                             .copy = 400,
                             .copy_bytes = 64,
+                            .charges = {{{525, 78}, {670, 0}, {33, 0}, {13, 0}, {20, 0}, {487, 0}, {270, 20.3}}},
                             .megahertz = 1805,
                             .megahertz_lost = 600,
                             .tile_bytes = 20};
@@ -49,6 +54,16 @@ constexpr Latencies blackwell(std::string_view arch) {
 constexpr Latencies kAll[] = {kHopper, blackwell("sm_100"), blackwell("sm_103")};
 
 }  // namespace
+
+std::string_view name_of(Charge charge) { return kChargeNames[static_cast<size_t>(charge)]; }
+
+Latencies Latencies::with(Charge which, double factor) const {
+  Latencies l = *this;
+  ChargedWait& wait = l.charges[static_cast<size_t>(which)];
+  wait.clocks *= factor;
+  wait.bytes /= factor;
+  return l;
+}
 
 const Latencies* latencies_of(std::string_view arch) {
   const auto* found =

@@ -1,6 +1,8 @@
 // The figures of the timing model: latencies in clocks. sass/docs/clocks.md names the source of each figure.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string_view>
 
 #include "sass/src/units.h"
@@ -12,6 +14,24 @@ struct Beside {
   double reads = 0;                       // register reads, as counted by the ports
   double unit = 0, unit_beside_left = 0;  // extra clocks of the unit, by place of the left operand
   double warp = 0;                        // clocks until its warp can issue the next instruction
+};
+
+// Waits on the way of results to memory and to the other block of a pair.
+enum class Charge : uint8_t {
+  bulk,         // a copy or addition to global memory
+  gpu_fence,    // MEMBAR at GPU scope, also of releases at cluster scope
+  cta_fence,    // MEMBAR at CTA scope
+  async_fence,  // FENCE.VIEW.ASYNC
+  invalidate,   // CCTL.IVALL: end of an acquire
+  strong_load,  // LDG.STRONG: a test of a semaphore
+  dsmem,        // a copy to the shared memory of the other block
+};
+inline constexpr size_t kCharges = 7;
+std::string_view name_of(Charge charge);
+
+struct ChargedWait {
+  double clocks = 0;
+  double bytes = 0;  // per clock of an SM; 0: the clocks do not depend on bytes
 };
 
 struct Latencies {
@@ -40,6 +60,11 @@ struct Latencies {
 
   // Copies into shared memory.
   double copy = 0, copy_bytes = 1;  // latency; bytes per clock of an SM
+
+  std::array<ChargedWait, kCharges> charges;
+  const ChargedWait& charge(Charge which) const { return charges[static_cast<size_t>(which)]; }
+  // Returns the figures with this charge multiplied by a factor.
+  Latencies with(Charge which, double factor) const;
 
   // The whole GPU: power lowers the clock if the tensor core is busy for more than 0.57 of the time.
   double megahertz = 0, megahertz_lost = 0;

@@ -165,13 +165,18 @@ class Walk {
     for (int32_t block = loop_.head; block >= 0; block = choose(block, through_masks_)) append(block);
   }
 
-  // Returns true for a loop that polls a barrier. Other loops are work that was not unrolled, and one turn of them
-  // counts.
+  // Returns true for a loop that polls a barrier or a semaphore. Other loops are work that was not unrolled, and one
+  // turn of them counts.
   bool waits(const Loop& inner) const {
-    const std::vector<int32_t> all = whole_loop(graph_, inner);
+    const std::vector<int32_t> all = whole_loop(graph_, inner), around = whole_loop(graph_, loop_);
+    const auto loads = [&](int32_t i) {
+      return code_[static_cast<size_t>(i)].base() == "LDG" && code_[static_cast<size_t>(i)].has("STRONG");
+    };
+    // The loop polls only if the semaphore was loaded before.
+    const bool loaded = std::ranges::count_if(around, loads) > std::ranges::count_if(all, loads);
     const bool polls = std::ranges::any_of(all, [&](int32_t i) {
       const Instruction& instruction = code_[static_cast<size_t>(i)];
-      return instruction.base() == "SYNCS" || instruction.base() == "NANOSLEEP";
+      return (loaded && loads(i)) || instruction.base() == "SYNCS" || instruction.base() == "NANOSLEEP";
     });
     return polls && !work_of(code_, all).role();
   }

@@ -5,7 +5,10 @@
 
 namespace tandem::machine_code {
 
-bool is_copy(const Instruction& i) { return i.base() == "UTMALDG" || i.base() == "UBLKCP"; }
+bool is_copy(const Instruction& i) {
+  return i.base() == "UTMALDG" || (i.base() == "UBLKCP" && !i.opcode.starts_with("UBLKCP.G"));
+}
+bool is_copy_to_block(const Instruction& i) { return i.opcode.starts_with("UBLKCP.S.S"); }
 bool arrives(const Instruction& i) { return i.base() == "SYNCS" && i.has("ARRIVE"); }
 
 Barriers::Barriers(const std::vector<Instruction>& code, const Latencies& latencies, Simulation& run,
@@ -90,7 +93,11 @@ void Barriers::wait(size_t warp, const Event& e, double time) {
       .warp = warp, .event = warps_[warp].next, .scoreboard = control ? control->write_barrier : -1, .issue = time};
   const auto found = barriers_.find(e.barrier);
   run_.unknown += e.barrier == Event::kUnknown;
-  if (found == barriers_.end() || found->second.streams.empty()) return;
+  if (found == barriers_.end() || found->second.streams.empty()) {
+    const WarpTrace& trace = run_.warps[warp];
+    run_.unanswered += e.barrier != Event::kUnknown && !trace.turns.empty() && w.event >= trace.turns.front();
+    return;
+  }
   // The phase before the first phase is complete. Two tests of one parity in a row wait for the same phase.
   const auto [tested, first] = warps_[warp].tested.try_emplace(e.barrier);
   SimulatedWarp::Tested& before = tested->second;
@@ -152,6 +159,13 @@ bool Barriers::assume_arrival(double time) {
   }
   if (least > done) return false;
   ++run_.assumed;
+  constexpr size_t settled = 4;
+  const auto recurs = [&](size_t w, size_t event) {
+    const std::vector<size_t>& turns = run_.warps[w].turns;
+    return turns.size() > settled && event >= turns[settled];
+  };
+  if (named != nullptr) run_.recurring += recurs(named->waiting.front(), warps_[named->waiting.front()].next);
+  if (named == nullptr) run_.recurring += recurs(late->waiting.front().warp, late->waiting.front().event);
   if (named != nullptr) {
     for (const size_t w : named->waiting) warps_[w].ready = {time, {}};
     *named = {};

@@ -20,6 +20,11 @@ struct Release {
   Cause cause;
 };
 
+// A group of bulk copies or additions to global memory.
+struct BulkGroup {
+  double begin = 0, end = 0;
+};
+
 struct SimulatedWarp {
   size_t next = 0;  // event
   double late = 0;  // clocks lost in the second turn
@@ -31,6 +36,9 @@ struct SimulatedWarp {
   int last_product = -1;
   int awaited = -1;  // a product that other instructions may still delay
   Cause awaits;
+  std::optional<BulkGroup> bulk_open;
+  std::vector<BulkGroup> bulk_groups;            // committed
+  size_t bulk_complete = 0, bulk_published = 0;  // groups
   struct Tested {
     int phases = 0;  // phases that the warp has waited for
     uint32_t parity = Event::kUnknown;
@@ -38,7 +46,8 @@ struct SimulatedWarp {
   std::map<uint32_t, Tested> tested;  // per barrier
 };
 
-bool is_copy(const Instruction& instruction);  // a copy into shared memory with an mbarrier
+bool is_copy(const Instruction& instruction);           // a copy into shared memory with an mbarrier
+bool is_copy_to_block(const Instruction& instruction);  // to the shared memory of another block
 bool arrives(const Instruction& instruction);
 
 class Barriers {

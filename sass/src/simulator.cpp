@@ -18,7 +18,7 @@ class Machine {
       : code_(kernel.code),
         rates_(rates),
         l_(latencies),
-        run_{.warps = std::move(traces), .issues = {}, .products = {}},
+        run_(std::move(traces)),
         warps_(run_.warps.size()),
         barriers_(code_, l_, run_, warps_) {
     run_.issues.resize(run_.warps.size());
@@ -67,7 +67,8 @@ class Machine {
     double shared = 0;    // reads and writes of warps
     double operands = 0;  // also reads of products and writes of copies
     double copies = 0;
-    TensorCore tensor;  // if sums are in tensor memory
+    double bulk = 0, dsmem = 0;  // ways to global memory and to the other block
+    TensorCore tensor;           // if sums are in tensor memory
   };
   struct ProductCost {
     double may_start = 0;  // earliest time at which its operands are available
@@ -202,10 +203,81 @@ class Machine {
     const std::optional<double> bytes = barriers_.bytes_of_copy(e);
     if (!bytes) return;
     Multiprocessor& sm = multiprocessor(warp);
+    if (is_copy_to_block(at(e))) {
+      const ChargedWait& cost = l_.charge(Charge::dsmem);
+      sm.operands = std::max(sm.operands, time) + *bytes / rates_.shared_bytes;
+      sm.dsmem = std::max(sm.dsmem, time) + *bytes / cost.bytes;
+      record(warp, Charge::dsmem, sm.dsmem + cost.clocks - time);
+      barriers_.arrive(e, warp, sm.dsmem + cost.clocks,
+                       {.delay = Delay::copies, .warp = static_cast<int>(warp), .event = warps_[warp].next});
+      return;
+    }
     sm.copies = std::max(sm.copies, time) + *bytes / l_.copy_bytes;
     sm.operands = std::max(sm.operands, time) + *bytes / rates_.shared_bytes;
     barriers_.arrive(e, warp, sm.copies + l_.copy,
                      {.delay = Delay::copies, .warp = static_cast<int>(warp), .event = warps_[warp].next});
+  }
+
+  // ---- Fences, semaphores and results on their way to memory ----
+
+  void record(size_t warp, Charge charge, double clocks) {
+    run_.charged.push_back({static_cast<int>(warp), warps_[warp].next, charge, clocks});
+  }
+
+  // The warp continues at this time.
+  void hold(size_t warp, Charge charge, double time, double until) {
+    record(warp, charge, std::max(0.0, until - time));
+    Release& ready = warps_[warp].ready;
+    if (until > ready.time)
+      ready = {until, {.delay = Delay::fences, .warp = static_cast<int>(warp), .event = warps_[warp].next}};
+  }
+
+  void store_bulk(size_t warp, const Event& e, double time) {
+    constexpr double usual = 8192;
+    const double bytes = e.amount == Event::kUnknown ? usual : e.amount;
+    const ChargedWait& cost = l_.charge(Charge::bulk);
+    Multiprocessor& sm = multiprocessor(warp);
+    sm.operands = std::max(sm.operands, time) + bytes / rates_.shared_bytes;
+    sm.bulk = std::max(sm.bulk, time) + bytes / cost.bytes;
+    SimulatedWarp& w = warps_[warp];
+    if (!w.bulk_open) w.bulk_open = BulkGroup{.begin = time, .end = 0};
+    w.bulk_open->end = sm.bulk + cost.clocks;
+  }
+
+  // "DEPBAR.LE SB0, 0x1": waits until at most that number of groups is incomplete.
+  void wait_for_bulk(size_t warp, const Instruction& i, double time) {
+    SimulatedWarp& w = warps_[warp];
+    const size_t left = std::stoul(i.operands.at(1), nullptr, 16);
+    if (w.bulk_groups.size() <= left) return;
+    const size_t complete = w.bulk_groups.size() - left;
+    double until = time;
+    for (size_t k = w.bulk_complete; k < complete; ++k) until = std::max(until, w.bulk_groups[k].end);
+    w.bulk_complete = std::max(w.bulk_complete, complete);
+    hold(warp, Charge::bulk, time, until);
+  }
+
+  // A releasing addition publishes all complete groups.
+  void publish(size_t warp, double time) {
+    SimulatedWarp& w = warps_[warp];
+    if (w.bulk_complete == w.bulk_published) return;
+    run_.published.push_back({static_cast<int>(warp), w.bulk_groups[w.bulk_published].begin, time});
+    w.bulk_published = w.bulk_complete;
+  }
+
+  void order_memory(size_t warp, const Event& e, const Instruction& i, double time) {
+    const auto fence = [&](Charge charge) { hold(warp, charge, time, time + l_.charge(charge).clocks); };
+    const std::string_view base = i.base();
+    if (is_bulk_store(i)) store_bulk(warp, e, time);
+    if (base == "UTMACMDFLUSH" && warps_[warp].bulk_open) {
+      warps_[warp].bulk_groups.push_back(*warps_[warp].bulk_open);
+      warps_[warp].bulk_open.reset();
+    }
+    if (base == "DEPBAR") wait_for_bulk(warp, i, time);
+    if (base == "MEMBAR") fence(i.has("CTA") ? Charge::cta_fence : Charge::gpu_fence);
+    if (base == "FENCE" && i.has("ASYNC") && !i.has("T")) fence(Charge::async_fence);
+    if (base == "CCTL" && i.has("IVALL")) fence(Charge::invalidate);
+    if (base == "LDG" && i.has("STRONG")) record(warp, Charge::strong_load, l_.charge(Charge::strong_load).clocks);
+    if (base.starts_with("RED") && i.has("STRONG")) publish(warp, time);
   }
 
   // ---- Issue ----
@@ -266,7 +338,7 @@ class Machine {
     switch (unit) {
       case Unit::exponential: return l_.exponential;
       case Unit::shared_memory: return l_.shared;
-      case Unit::memory: return l_.memory;
+      case Unit::memory: return i.has("STRONG") ? l_.charge(Charge::strong_load).clocks : l_.memory;
       case Unit::uniform: return l_.uniform;
       case Unit::tensor_memory: return i.base() == "STTM" ? l_.tensor_store : l_.tensor_load;
       default: return l_.control;
@@ -317,6 +389,7 @@ class Machine {
     if (unit == Unit::mma && in_tensor_memory(i)) multiply_in_tensor_memory(warp, e, time);
     if (unit == Unit::mma && !in_tensor_memory(i)) multiply_in_registers(warp, i, time);
     if (i.base() == "WARPGROUP" && i.has("DEPBAR")) wait_for_products(warp, i);
+    order_memory(warp, e, i, time);
     ++w.next;
   }
 
@@ -366,10 +439,13 @@ class Machine {
   }
 
   bool over() const {
-    bool all = true;
-    for (size_t w = 0; w < warps_.size(); ++w)
-      all &= !computes(run_.warps[w]) || warps_[w].next >= run_.warps[w].events.size();
-    return all;
+    const auto ended = [&](bool computing) {
+      for (size_t w = 0; w < warps_.size(); ++w) {
+        if ((!computing || computes(run_.warps[w])) && warps_[w].next < run_.warps[w].events.size()) return false;
+      }
+      return true;
+    };
+    return ended(std::ranges::any_of(run_.warps, computes));
   }
 
   const std::vector<Instruction>& code_;

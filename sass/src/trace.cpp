@@ -39,6 +39,9 @@ Event event_of(int32_t number, const Instruction& i, const ValueAnalysis& values
   if (base == "SYNCS") {
     event.barrier = known(values.address(operand(1)));
     if (!i.has("EXCH")) event.amount = known(values.value(operand(2)));
+  } else if (is_bulk_store(i)) {
+    constexpr uint32_t unit = 16;
+    if (const Value amount = values.value(operand(2))) event.amount = *amount * unit;
   } else if (base == "UTMALDG" || base == "UBLKCP") {
     event.barrier = known(values.behind(operand(0), 1));
     if (base == "UBLKCP") event.amount = known(values.value(operand(2)));
@@ -213,11 +216,23 @@ std::vector<const LoopCost*> steady_loops(const CostModel& cost_model) {
         add(loop);
     }
   }
-  for (const Role role : {Role::mma, Role::load, Role::correction, Role::reduction}) {
+  for (const Role role : {Role::mma, Role::load, Role::correction, Role::staging, Role::reduction}) {
     if (const LoopCost* loop = cost_model.steady(role, false)) add(loop);
   }
   for (const LoopCost& loop : cost_model.loops) {
     if (!loop.once && loop.role != Role::epilogue) add(&loop);
+  }
+  return found;
+}
+
+// Returns the loops of the second pass: the other loops of roles that have one in the first pass.
+std::vector<const LoopCost*> loops_of_second_pass(const CostModel& cost_model) {
+  std::vector<const LoopCost*> found;
+  for (const LoopCost& loop : cost_model.loops) {
+    const bool scores = loop.role == Role::softmax;
+    if (loop.once || (!scores && loop.role != Role::mma && loop.role != Role::load)) continue;
+    const LoopCost* first = cost_model.steady(loop.role, false);
+    if (first != nullptr && first->address != loop.address && !(scores && loop.masked)) found.push_back(&loop);
   }
   return found;
 }
@@ -238,10 +253,10 @@ bool passes_signals_on(const Kernel& kernel, const Graph& graph, const Loop& loo
   return waits && arrives;
 }
 
-std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const CostModel& cost_model) {
+std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const CostModel& cost_model, Pass pass) {
   std::vector<Way> ways;
   std::vector<const Loop*> taken;
-  for (const LoopCost* cost : steady_loops(cost_model)) {
+  for (const LoopCost* cost : pass == Pass::first ? steady_loops(cost_model) : loops_of_second_pass(cost_model)) {
     for (const Loop& loop : graph.loops) {
       const Block& head = graph.blocks[static_cast<size_t>(loop.head)];
       if (kernel.code[static_cast<size_t>(head.begin)].address != cost->address) continue;
@@ -249,6 +264,7 @@ std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const CostMod
       taken.push_back(&loop);
     }
   }
+  if (pass == Pass::second) return ways;
   std::vector<const Loop*> relays;
   for (const Loop& loop : graph.loops) {
     const auto overlaps = [&](const Loop* other) {
@@ -265,10 +281,16 @@ std::vector<Way> ways_of(const Kernel& kernel, const Graph& graph, const CostMod
 
 }  // namespace
 
-std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns) {
+bool has_second_pass(const CostModel& cost_model) {
+  const std::vector<const LoopCost*> loops = loops_of_second_pass(cost_model);
+  const auto has = [&](Role role) { return std::ranges::find(loops, role, &LoopCost::role) != loops.end(); };
+  return cost_model.backward && has(Role::softmax) && has(Role::mma) && has(Role::load);
+}
+
+std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns, Pass pass) {
   constexpr int lanes = 32;
   const Graph graph = graph_of(kernel.code);
-  std::vector<Way> ways = ways_of(kernel, graph, cost_model);
+  std::vector<Way> ways = ways_of(kernel, graph, cost_model, pass);
   std::vector<WarpTrace> traces;
   for (int block = 0; block < (cost_model.pair ? 2 : 1); ++block) {
     for (int warp = 0; warp < std::max(1, kernel.threads / lanes); ++warp) {

@@ -29,7 +29,12 @@ struct WarpTrace {
   std::vector<size_t> turns;  // start of each turn, and the end of the last
 };
 
+// The passes of a backward over its tiles. The first has dS and dQ; the second exists if a kernel computes scores
+// twice.
+enum class Pass { first, second };
+bool has_second_pass(const CostModel& cost_model);
+
 // Traces one block, or both blocks of a pair. cost_model decides which loops are steady.
-std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns);
+std::vector<WarpTrace> trace(const Kernel& kernel, const CostModel& cost_model, int turns, Pass pass = Pass::first);
 
 }  // namespace tandem::machine_code

@@ -103,6 +103,10 @@ double bytes_of(const Instruction& i) {
   return i.has("64") ? lanes * 8 : lanes * word;
 }
 
+bool is_bulk_store(const Instruction& i) {
+  return i.base() == "UBLKRED" || i.base() == "UTMAREDG" || i.base() == "UTMASTG" || i.opcode.starts_with("UBLKCP.G");
+}
+
 bool is_product(const Instruction& i) { return unit_of(i) == Unit::mma; }
 bool in_tensor_memory(const Instruction& product) { return product.base().starts_with("UTC"); }
 

@@ -45,6 +45,9 @@ const Rates* rates_of(std::string_view arch);  // null if unknown
 double lanes_of(const Instruction& instruction);  // exponential, fma, alu, conversion
 double bytes_of(const Instruction& instruction);  // tensor_memory, shared_memory
 
+// A bulk copy or addition to global memory.
+bool is_bulk_store(const Instruction& instruction);
+
 // A product of the tensor core: HGMMA, UTCHMMA, ...
 bool is_product(const Instruction& instruction);
 bool in_tensor_memory(const Instruction& product);       // sums are in tensor memory, else in registers

@@ -9,8 +9,8 @@
 namespace tandem::machine_code {
 namespace {
 
-constexpr std::string_view kRoles[] = {"load",       "mma",       "softmax",  "computing",
-                                       "correction", "reduction", "epilogue", "relay"};
+constexpr std::string_view kRoles[] = {"load",    "mma",       "softmax",  "computing", "correction",
+                                       "staging", "reduction", "epilogue", "relay"};
 
 int exponentials_of(const Instruction& i) {
   if (i.base() == "MUFU") return i.has("EX2");
@@ -30,6 +30,8 @@ void add(const Instruction& i, Work* work) {
   if (base == "LDTM") work->columns_read += tensor_columns_of(i);
   if (base == "STTM") work->columns_written += tensor_columns_of(i);
   work->votes += base == "VOTE";
+  work->semaphores += i.has("STRONG") && i.has("GPU") && !i.has("SYS") && (base == "LDG" || base.starts_with("RED"));
+  work->arrivals += base == "SYNCS" && i.has("ARRIVE");
   const bool looks = base == "SYNCS" && i.has("PHASECHK");
   work->waits += looks;
   work->synchronised |= looks || (base == "BAR" && i.has("SYNC")) || base == "DEPBAR" || base == "LDGDEPBAR";
@@ -51,6 +53,7 @@ std::optional<Role> Work::role() const {
   if (columns_read > 0 && columns_written > 0) return Role::correction;
   if (loads > 0) return Role::load;
   if (reductions > 0) return Role::reduction;
+  if (columns_read > 0 && stores == 0 && waits > 0 && arrivals > 0) return Role::staging;
   if (stores > 0 || columns_read > 0) return Role::epilogue;
   return std::nullopt;
 }

@@ -16,6 +16,7 @@ enum class Role {
   softmax,     // exponentials without products
   computing,   // both products and exponentials
   correction,  // reads tensor memory and writes it back
+  staging,     // copies results of a step to shared memory
   reduction,   // adds results to global memory
   epilogue,    // stores results once per tile of rows
   relay,       // only passes signals on; not counted
@@ -32,7 +33,8 @@ struct Work {
   int packs = 0;          // packs of two numbers into one register
   int loads = 0, stores = 0, reductions = 0;
   int columns_read = 0, columns_written = 0;  // tensor memory columns of a warp
-  int votes = 0, waits = 0;
+  int votes = 0, waits = 0, arrivals = 0;
+  int semaphores = 0;         // acquiring loads and releasing additions
   bool synchronised = false;  // waits for other warps or for copies
   bool of_gradients = false;  // the kernel is known to be a backward pass
 

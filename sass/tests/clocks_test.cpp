@@ -258,6 +258,92 @@ TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
   EXPECT_NEAR(product_beside(25600), (25600 + own) / 128, 2);
 }
 
+// Sequences of one thread on an H200, whose clocks were measured with all SMs active. An addition has 16 KB or 8 KB.
+TEST(MachineCodeClocks, AdditionsAndFencesAsMeasured) {
+  const Lines add = {"UBLKRED.G.S.ADD.F32.RN [UR8], [UR5], UR10", "UTMACMDFLUSH"};
+  const auto wait = [](const char* left) { return Lines{std::string("DEPBAR.LE SB0, ") + left}; };
+  const Lines release = {"MEMBAR.ALL.CTA", "MEMBAR.ALL.GPU", "REDG.E.ADD.S32.STRONG.GPU desc[UR6][R4.64], R27"};
+  const Lines acquire = {"LDG.E.STRONG.GPU R3, desc[UR6][R8.64]", "CCTL.IVALL"}, fence = {"FENCE.VIEW.ASYNC.G"};
+  const struct {
+    Lines lines;
+    uint32_t bytes;
+    double measured, allowed;
+  } all[] = {
+      {add + wait("0x0"), 16384, 735, 0.02},
+      {release, 0, 708, 0.04},
+      {{"MEMBAR.ALL.GPU"}, 0, 625, 0.08},
+      {acquire, 0, 487, 0.03},
+      {acquire + fence + add + wait("0x0") + add + wait("0x0") + fence + release, 16384, 2931, 0.1},
+      {add + release + add + wait("0x1") + add + wait("0x1") + add + wait("0x1"), 8192, 1493, 0.05},
+  };
+  for (const auto& [lines, bytes, measured, allowed] : all) {
+    SCOPED_TRACE(lines.back());
+    // An instruction waits for the load of the semaphore. The last wait of each turn drains all additions.
+    const Lines turn = lines + Lines{"NOP"};
+    Kernel kernel = kernel_of_turn(turn, 1);
+    WarpTrace warp = warp_of(0, Role::computing, 0, static_cast<int32_t>(turn.size()));
+    for (Instruction& i : kernel.code) {
+      if (i.base() == "LDG") i.control->write_barrier = 1;
+      if (i.base() == "NOP" || i.base() == "FENCE") i.control->waits = 2;
+    }
+    for (Event& e : warp.events) e.amount = bytes;
+    EXPECT_NEAR(clocks(kernel, {warp}).step, measured, allowed * measured);
+  }
+}
+
+// A warp adds 8 KB and releases a semaphore after the additions are complete. Another warp does not delay it.
+TEST(MachineCodeClocks, TheWayOfDq) {
+  const Kernel kernel =
+      kernel_of_turn(Lines{"UBLKRED.G.S.ADD.F32.RN [UR8], [UR5], UR10", "UTMACMDFLUSH", "DEPBAR.LE SB0, 0x0",
+                           "MEMBAR.ALL.GPU", "REDG.E.ADD.S32.STRONG.GPU desc[UR6][R4.64], R27", "NOP"} +
+                         times(4000, {"FADD R1, R1, R1"}),
+                     1);
+  WarpTrace adds = warp_of(0, Role::reduction, 0, 6), computes = warp_of(4, Role::softmax, 6, 4006);
+  for (Event& e : adds.events) e.amount = 8192;
+  const Latencies& l = *latencies_of("sm_100");
+  const auto path = dq_path_of(kernel, {adds, computes}, *rates_of("sm_100"), l);
+  ASSERT_TRUE(path.has_value());
+  const ChargedWait& bulk = l.charge(Charge::bulk);
+  const double expected = bulk.clocks + 8192 / bulk.bytes + l.charge(Charge::gpu_fence).clocks;
+  EXPECT_NEAR(path->hand_over, expected, 8);
+  EXPECT_NEAR(path->step, expected, 10);
+  EXPECT_NEAR(dq_path_of(kernel, {adds}, *rates_of("sm_100"), l.with(Charge::gpu_fence, 2))->step,
+              expected + l.charge(Charge::gpu_fence).clocks, 10);
+  EXPECT_FALSE(dq_path_of(kernel, {computes}, *rates_of("sm_100"), l));
+}
+
+// A copy to the other block of a pair has its own latency and rate.
+TEST(MachineCodeClocks, CopiesToTheOtherBlock) {
+  Kernel kernel = kernel_of_turn({"SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "UBLKCP.S.S [UR8], [UR10], UR5",
+                                  "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2"},
+                                 1);
+  kernel.code[2].control->write_barrier = 0;
+  kernel.code[0].control->waits = 1;
+  WarpTrace warp = warp_of(0, Role::computing, 0, 3);
+  constexpr uint32_t barrier = 0x400, bytes = 16384, odd = 1u << 31;
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    Event* events = &warp.events[warp.turns[turn]];
+    for (int k = 0; k < 3; ++k) events[k].barrier = barrier;
+    events[0].amount = events[1].amount = bytes;
+    events[2].amount = turn % 2 == 0 ? 0 : odd;
+  }
+  const Clocks c = clocks(kernel, {warp});
+  EXPECT_NEAR(c.step, 1079, 0.05 * 1079);  // measured on an H200
+  ASSERT_EQ(c.charges.size(), 1u);
+  EXPECT_EQ(c.charges[0].charge, Charge::dsmem);
+  EXPECT_NEAR(c.charges[0].times, 1, 0.01);
+}
+
+// A wait at a barrier where no warp arrives gives no verdict.
+TEST(MachineCodeClocks, UnansweredWaitsAreCounted) {
+  const Kernel kernel = kernel_of_turn({"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2", "FADD R1, R1, R1"}, 2);
+  WarpTrace warp = warp_of(4, Role::computing, 0, 2);
+  for (Event& e : warp.events) {
+    if (e.instruction == 0) e.barrier = 0x400, e.amount = 0;
+  }
+  EXPECT_GT(simulate(kernel, {warp}, *rates_of("sm_90"), *latencies_of("sm_90")).unanswered, 5);
+}
+
 // No warp arrives. The model releases the waiting warps and counts the assumed arrivals.
 TEST(MachineCodeClocks, ArrivalsThatNobodyMakesAreCounted) {
   const Kernel kernel = kernel_of_turn({"BAR.SYNC 0x1, 0x40", "FADD R1, R1, R1"}, 2);

@@ -48,6 +48,8 @@ TEST(MachineCodeWork, RolesFollow) {
   EXPECT_EQ(role(read + times(8, kExponential) + written), Role::softmax);
   EXPECT_EQ(role(read + written + kExponential), Role::correction);
   EXPECT_EQ(role(read + Lines{"UTMASTG.4D [UR8], [UR4]"}), Role::epilogue);
+  EXPECT_EQ(role(read + Lines{"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2", "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3"}),
+            Role::staging);
   EXPECT_EQ(role(copy), Role::load);
   EXPECT_EQ(role({"LDGSTS.E.128 [R4], [R6.64]"}), Role::load);
   EXPECT_EQ(role({"UBLKCP.S.G [UR4], [UR6], UR8"}), Role::load);

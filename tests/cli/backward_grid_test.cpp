@@ -63,9 +63,9 @@ TEST(BackwardGrid, NBlocksFollowEachOther) {
   ASSERT_EQ(tiling.grid, 4);
   const Waiting w = waiting(p, tiling);
   EXPECT_EQ(w.without_turns, 1000 + 4 * kStep);
-  // The turn of the last iteration comes after the block's computation. The turn of the iteration before comes 1050
-  // clocks later.
-  EXPECT_EQ(w.clocks, 1000 + 3 * kStep + 3 * 350);
+  // Registers hold dq of one iteration before its turn. The last block computes its third iteration when dq of the
+  // first has been added.
+  EXPECT_EQ(w.clocks, 1000 + kStep + 3 * 350 + 300 + kStep);
 }
 
 // From the diagonal on n_block n + 1 is a step ahead of n.
@@ -77,7 +77,7 @@ TEST(BackwardGrid, FromTheDiagonalNoBlockWaits) {
   EXPECT_EQ(waiting(p, tiling).share(), 0);
   EXPECT_EQ(waiting(p, tiling).steps, 64 * 36);
   tiling.tile.spt = false;
-  EXPECT_GT(waiting(p, tiling).share(), 0.02);
+  EXPECT_GT(waiting(p, tiling).share(), 0.015);
 }
 
 // One H100 gave these figures: causal, d64, with a step of 3,900 clocks. From the first n_block 4k reached 432 TFLOP/s,

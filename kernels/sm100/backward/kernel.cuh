@@ -25,7 +25,8 @@
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
 //    *_tma_full           1, and the bytes of TMA
-//    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair
+//    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair; without varlen 1, and
+//                         the bytes of both CTAs
 //    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
 //    s_ready, dp_ready, dq_ready, dv_ready             1, by commit: results in tensor memory
 //    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
@@ -120,7 +121,9 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
           if (role == BackwardRole::mma && elect_one())
             cta_rank<T>() == 0 ? mainloop_two_cta_mma(p, s) : relay_ds(p, s);
           if (role == BackwardRole::load && elect_one()) load_two_cta(p, s);
-          if (role == BackwardRole::relay) relay_two_cta(p, s);
+          if constexpr (T.has_relay_warp()) {
+            if (role == BackwardRole::relay) relay_two_cta(p, s);
+          }
         } else if constexpr (T.two_pass()) {
           if (role == BackwardRole::mma && elect_one()) mainloop_two_pass_mma(p, s);
           if (role == BackwardRole::load && elect_one()) load_two_pass(p, s);

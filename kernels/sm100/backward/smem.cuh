@@ -22,7 +22,8 @@ template <Sm100BackwardConfig T>
 struct TwoCtaShared<T, false> {};
 template <Sm100BackwardConfig T>
 struct TwoCtaBarriers {
-  // The TMA barriers expect 1 arrival. The leader's barriers marked * expect one arrival of each CTA.
+  // The TMA barriers expect 1 arrival. The leader's barriers marked * expect one arrival of each CTA, or 1 and the
+  // bytes of both with T.leader_counts().
   alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
   u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
   u64 qt_empty, doutt_empty;
@@ -84,10 +85,12 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
 
   static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 5 : 0) + 1 + T.has_relay_warp();
 
+  static constexpr bool kPeerFull = T.has_relay_warp() || T.two_cta;
+
   TANDEM_DEVICE u64* k_full() { return T.has_relay_warp() ? &k_peer_full : &k_tma_full; }
   TANDEM_DEVICE u64* v_full() { return T.has_relay_warp() ? &v_peer_full : &v_tma_full; }
-  TANDEM_DEVICE u64* q_full(u32 slot) { return T.has_relay_warp() ? &q_peer_full[slot] : &q_tma_full[slot]; }
-  TANDEM_DEVICE u64* dout_full(u32 slot) { return T.has_relay_warp() ? &dout_peer_full[slot] : &dout_tma_full[slot]; }
+  TANDEM_DEVICE u64* q_full(u32 slot) { return kPeerFull ? &q_peer_full[slot] : &q_tma_full[slot]; }
+  TANDEM_DEVICE u64* dout_full(u32 slot) { return kPeerFull ? &dout_peer_full[slot] : &dout_tma_full[slot]; }
   TANDEM_DEVICE u64* ring_full(u32 slot) { return T.has_relay_warp() ? &ring_peer_full[slot] : &ring_tma_full[slot]; }
 };
 
@@ -153,16 +156,16 @@ TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   constexpr int kComputeWarps = 4 * T.kComputing;
-  constexpr int ctas = T.ctas();
+  constexpr int ctas = T.ctas(), kPeers = T.leader_counts() ? 1 : ctas;
   for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.dv_ready}) mbarrier_init(barrier, 1);
-  for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, ctas);
+  for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, kPeers);
   for (int i = 0; i < T.q_stages; ++i) {
     for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
-    mbarrier_init(&s.q_peer_full[i], ctas);
+    mbarrier_init(&s.q_peer_full[i], kPeers);
   }
   for (int i = 0; i < T.dout_stages; ++i) {
     for (u64* barrier : {&s.dout_tma_full[i], &s.dout_empty[i]}) mbarrier_init(barrier, 1);
-    mbarrier_init(&s.dout_peer_full[i], ctas);
+    mbarrier_init(&s.dout_peer_full[i], kPeers);
   }
   if constexpr (T.lse_delta_alone()) {
     for (u64* barrier : {&s.lse_delta_tma_full[0], &s.lse_delta_tma_full[1]}) mbarrier_init(barrier, 1);
@@ -180,7 +183,7 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
                          &s.two_cta.tile_signalled, &s.two_cta.tile_read})
       mbarrier_init(barrier, 1);
     for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
-      mbarrier_init(barrier, ctas);
+      mbarrier_init(barrier, kPeers);
     mbarrier_init(&s.two_cta.ds_written, 4);
   }
   mbarrier_init(&s.kv_empty, s.kTileWarps);

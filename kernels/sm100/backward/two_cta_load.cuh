@@ -1,9 +1,11 @@
-// Loads in a CTA pair of the Blackwell backward, and the relay, which signals the leader when operands have arrived.
+// Loads in a CTA pair of the Blackwell backward. With varlen a relay signals the leader when operands have arrived;
+// otherwise the leader's barriers count the bytes of both CTAs.
 #pragma once
 #include "device/chunk.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
+#include "sm100/operand_load.cuh"
 
 // The rows of a tensor from a first row on.
 struct TmaRows {
@@ -21,35 +23,39 @@ struct TwoCtaLoads {
   u32 steps = 0;  // iterations of all tiles
 
   // Loads boxes of 64 columns, which are contiguous. rows: the number per box.
-  TANDEM_DEVICE static void load_boxes(u16* to, const TmaRows& from, u64* tma_full, int rows, int columns) {
+  TANDEM_DEVICE static void load_boxes(u16* to, const TmaRows& from, u64* full, int rows, int columns) {
 #pragma unroll 1
     for (int c = 0; c < columns; c += 64)
-      tma_load(to + c * rows, from.map, tma_full, c, from.row, from.head, from.batch);
+      load_operand<T>(to + c * rows, from.map, full, c, from.row, from.head, from.batch);
   }
+  // The barrier that counts the bytes of an operand.
+  TANDEM_DEVICE static u64* full_of(u64* tma_full, u64* peer_full) { return T.leader_counts() ? peer_full : tma_full; }
   // Loads half of the rows and all columns.
-  TANDEM_DEVICE void load_rows(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
+  TANDEM_DEVICE void load_rows(u16* to, const TmaRows& from, u64* full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
-    mbarrier_expect_tx(tma_full, T.kBlockBytes);
-    load_boxes(to, {from.map, from.row + 64 * rank, from.head, from.batch}, tma_full, 64, 128);
+    expect_operand<T>(full, T.kBlockBytes);
+    load_boxes(to, {from.map, from.row + 64 * rank, from.head, from.batch}, full, 64, 128);
   }
   // Loads all rows and half of the columns.
-  TANDEM_DEVICE void load_columns(u16* to, const TmaRows& from, u64* tma_full, u64* empty) {
+  TANDEM_DEVICE void load_columns(u16* to, const TmaRows& from, u64* full, u64* empty) {
     mbarrier_wait(empty, (steps & 1) ^ 1);
-    mbarrier_expect_tx(tma_full, T.kBlockBytes);
+    expect_operand<T>(full, T.kBlockBytes);
 #pragma unroll 1
     for (int r = 0; r < T.tile_m; r += 64)
-      tma_load(to + r * 64, from.map, tma_full, 64 * rank, from.row + r, from.head, from.batch);
+      load_operand<T>(to + r * 64, from.map, full, 64 * rank, from.row + r, from.head, from.batch);
   }
   TANDEM_DEVICE void load(const SequenceCoords& sequence, const MBlockIterator<T>& step) {
     const int row = sequence.q_begin + step.m_block * T.tile_m, batch = sequence.batch, head = step.head;
-    load_rows(s.q[0], {&p.q, row, head, batch}, &s.q_tma_full[0], s.s_ready);
+    load_rows(s.q[0], {&p.q, row, head, batch}, full_of(&s.q_tma_full[0], &s.q_peer_full[0]), s.s_ready);
     u64* const lse_delta_tma_full = &s.lse_delta_tma_full[steps & 1];
     mbarrier_expect_tx(lse_delta_tma_full, sizeof s.lse_delta[0]);
     bulk_load(s.lse_delta[steps & 1], p.lse_delta + m_block_at(p, sequence, head, step.m_block) * (2 * T.tile_m),
               sizeof s.lse_delta[0], lse_delta_tma_full);
-    load_rows(s.dout[0], {&p.dout, row, head, batch}, &s.dout_tma_full[0], &s.dp_ready);
-    load_columns(s.doutt, {&p.dout, row, head, batch}, &s.two_cta.doutt_tma_full, &s.two_cta.doutt_empty);
-    load_columns(s.qt, {&p.q, row, head, batch}, &s.two_cta.qt_tma_full, &s.two_cta.qt_empty);
+    load_rows(s.dout[0], {&p.dout, row, head, batch}, full_of(&s.dout_tma_full[0], &s.dout_peer_full[0]), &s.dp_ready);
+    load_columns(s.doutt, {&p.dout, row, head, batch}, full_of(&s.two_cta.doutt_tma_full, &s.two_cta.doutt_peer_full),
+                 &s.two_cta.doutt_empty);
+    load_columns(s.qt, {&p.q, row, head, batch}, full_of(&s.two_cta.qt_tma_full, &s.two_cta.qt_peer_full),
+                 &s.two_cta.qt_empty);
     ++steps;
   }
 };
@@ -71,22 +77,30 @@ TANDEM_DEVICE void load_two_cta(const BackwardParams& p, SharedStorage<T>& s) {
     ++tile_idx;
     if (step.left == 0) {  // no visible key: gradients are zeros
       for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.two_cta.kt_tma_full}) mbarrier_arrive(barrier);
+      if (T.leader_counts() && rank == 0) {
+        for (u64* barrier : {&s.k_peer_full, &s.v_peer_full, &s.two_cta.kt_peer_full}) mbarrier_arrive(barrier);
+      }
       continue;
     }
     const int first = sequence.k_begin + tile.n_block * T.tile_n(), own = first + rank * T.kCtaKeys;
-    mbarrier_expect_tx(&s.k_tma_full, sizeof s.k);
-    steps.load_boxes(s.k, {&p.k, own, tile.head_k, sequence.batch}, &s.k_tma_full, T.kCtaKeys, T.head_dim);
-    mbarrier_expect_tx(&s.v_tma_full, sizeof s.v);
-    steps.load_boxes(s.v, {&p.v, own, tile.head_k, sequence.batch}, &s.v_tma_full, T.kCtaKeys, T.head_dim_v);
-    mbarrier_expect_tx(&s.two_cta.kt_tma_full, sizeof s.kt);
+    if (T.leader_counts()) mbarrier_arrive(&s.k_tma_full);  // publishes the tile
+    u64* const k_full = steps.full_of(&s.k_tma_full, &s.k_peer_full);
+    expect_operand<T>(k_full, sizeof s.k);
+    steps.load_boxes(s.k, {&p.k, own, tile.head_k, sequence.batch}, k_full, T.kCtaKeys, T.head_dim);
+    u64* const v_full = steps.full_of(&s.v_tma_full, &s.v_peer_full);
+    expect_operand<T>(v_full, sizeof s.v);
+    steps.load_boxes(s.v, {&p.v, own, tile.head_k, sequence.batch}, v_full, T.kCtaKeys, T.head_dim_v);
+    u64* const kt_full = steps.full_of(&s.two_cta.kt_tma_full, &s.two_cta.kt_peer_full);
+    expect_operand<T>(kt_full, sizeof s.kt);
     for (int r = 0; r < T.tile_n(); r += T.kCtaKeys)
-      tma_load(s.kt + r * 64, &p.k, &s.two_cta.kt_tma_full, 64 * rank, first + r, tile.head_k, sequence.batch);
+      load_operand<T>(s.kt + r * 64, &p.k, kt_full, 64 * rank, first + r, tile.head_k, sequence.batch);
 #pragma unroll 1
     for (; step.left > 0; step.advance()) steps.load(sequence, step);
   }
   mbarrier_wait(&s.kv_empty, (tile_idx & 1) ^ 1);
   s.tile = {-1, 0, 0, 0, 0};
   mbarrier_arrive(&s.k_tma_full);
+  if (T.leader_counts() && rank == 0) mbarrier_arrive(&s.k_peer_full);
   // The leader's commits signal free buffers, and must not signal a CTA that has ended.
   for (u64* empty : {&s.two_cta.doutt_empty, &s.two_cta.qt_empty}) mbarrier_wait(empty, (steps.steps & 1) ^ 1);
 }

@@ -22,14 +22,14 @@
 //    ...  O1                         |
 //
 // In a CTA pair a product has 256 rows. Each CTA loads half of the keys (64 rows) and half of the values (columns). The
-// first CTA issues all products; the other CTA's relay signals it. Running pairs take over work by cluster launch
-// control. One warp's products need no barriers: the tensor core executes them in the order of issue. PTX guarantees
-// this only for products into the same columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
+// first CTA issues all products, and its barriers count the bytes of both CTAs. Running pairs take over work by cluster
+// launch control. One warp's products need no barriers: the tensor core executes them in the order of issue. PTX
+// guarantees this for equal columns; FlashAttention-4 and CUTLASS also rely on it when S overwrites P.
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
 //    * at the leader of a CTA pair, from both CTAs
-//    *_tma_full              1, and the bytes of TMA
+//    *_tma_full              1, and the bytes of TMA (of a pair without varlen: of both CTAs, at the leader)
 //    *_peer_full *           1 per CTA: rows beyond the sequence are zero
 //    ring_empty, q_empty, s_ready, o_full, o_added  1, by commit
 //    p_ready *               4 warps, for each part of P

@@ -9,6 +9,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "sm100/forward/smem.cuh"
+#include "sm100/operand_load.cuh"
 
 // The iterations of a work tile, of its tiles, and of the tile rows of this CTA. With a block mask, begins and ends
 // index the list of iterations, last first. The unmasked n_blocks are then the n_blocks without causal or window
@@ -130,7 +131,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     [[maybe_unused]] const PagedKeys paged = T.page_rows > 0 ? PagedKeys::of<T>(p, tile) : PagedKeys();
     auto load_block = [&](const TensorMap* map, int column, int columns, int row, int rows) {
       mbarrier_wait(&s.ring_empty[ring.index], ring.phase ^ 1);
-      mbarrier_expect_tx(&s.ring_tma_full[ring.index], columns * rows * 2);
+      expect_operand<T>(&s.ring_tma_full[ring.index], columns * rows * 2);
       if constexpr (T.page_rows > 0) {
         const PagedColumns all{*map, column, columns / 64, head_k};
         u16* const to = s.ring[ring.index];
@@ -142,8 +143,8 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
         }
       } else {
         for (int c = 0; c < columns; c += 64)
-          tma_load(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k,
-                   tile.batch);
+          load_operand<T>(s.ring[ring.index] + c * rows, map, &s.ring_tma_full[ring.index], column + c, row, head_k,
+                          tile.batch);
       }
       ring.advance();
     };
@@ -166,11 +167,11 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
       if (!(has >> i & 1)) return;
       mbarrier_wait(&s.q_empty[i], q_parity >> i & 1);
       q_parity ^= 1 << i;
-      mbarrier_expect_tx(&s.q_tma_full[i], T.k_blocks() * T.kTileBlockBytes);
+      expect_operand<T>(&s.q_tma_full[i], T.k_blocks() * T.kTileBlockBytes);
 #pragma unroll 1
       for (int c = 0; c < T.k_blocks(); ++c)
-        tma_load(s.q[i] + c * T.kTileBlockBytes / 2, &p.q, &s.q_tma_full[i], 64 * c, 0,
-                 tile.q_begin + (first_row_of<T>(tile, i) >> pack_shift), tile.head, tile.batch);
+        load_operand<T>(s.q[i] + c * T.kTileBlockBytes / 2, &p.q, &s.q_tma_full[i], 64 * c, 0,
+                        tile.q_begin + (first_row_of<T>(tile, i) >> pack_shift), tile.head, tile.batch);
     };
 #pragma unroll 1
     for (int c = 0; c < T.k_blocks(); ++c) load_k(n_block_at(end - 1), c);

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tandem import _binding, _context_heads, _context_torch, _gradients
-from tandem._context_calls import TreeSum, chunk_rows
+from tandem._context_chunks import TreeSum, chunk_rows
+from tandem._context_execution import Execution
 from tandem._context_plan import ContextPlan
-from tandem._context_torch import Execution
 from tandem._context_transport import all_gathered
 from tandem._errors import Unsupported
 
@@ -35,9 +35,7 @@ class TorchCall:
     def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
         """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
         run = _context_heads.backward if self.by_heads else _context_torch.backward
-        gradients: list[Tensor | None] = [
-            x.to(tensors[name].dtype) for name, x in zip(("q", "k", "v"), run(self.execution, tensors))
-        ]
+        gradients: list[Tensor | None] = run(self.execution, tensors, tensors["q"].dtype)
         return [*gradients, None if sink is None else self._dsink(tensors, sink)]
 
     def agree(self, tensors: dict[str, Tensor | None], with_gradients: bool) -> None:

@@ -225,9 +225,9 @@ class Call:
             return None, None
         return self.steps[0].left, self.steps[0].right
 
-    def sequences(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Returns cu_seqlens of queries and of keys, diagonals, and documents."""
-        q, k, diagonals, documents = [0], [0], [], []
+    def sequences(self) -> tuple[list[int], list[int], list[int], list[Step]]:
+        """Returns cu_seqlens of queries and of keys, diagonals, and the steps at the sequences."""
+        q, k, diagonals, steps = [0], [0], [], []
         for step in self.steps:
             q_row, k_row = step.q_row - self.q_begin, step.k_row - self.k_begin
             # Queries without keys, then keys without queries.
@@ -238,8 +238,8 @@ class Call:
                 q.append(q_end)
                 k.append(end)
                 diagonals.append(step.diagonal)
-                documents.append(step.document)
-        return q, k, diagonals, documents
+                steps.append(step)
+        return q, k, diagonals, steps
 
 
 def divided(steps: list[Step], pairs: float) -> tuple[list[Step], list[Step]]:

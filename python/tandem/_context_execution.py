@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _binding
+from tandem import _binding, _context_mods, _score_mod
 from tandem._context_calls import Call, Schedule
 from tandem._context_chunks import ChunkSchedule
 from tandem._context_plan import ContextPlan
@@ -21,7 +21,10 @@ HEAD_START = 15_000
 
 @dataclass
 class Execution:
-    """The arguments of both passes. options: softmax_scale, softcap and alibi_slopes as call_args."""
+    """The arguments of both passes. The first query head is first_head of the whole call's.
+
+    options: softmax_scale, softcap, alibi_slopes, score_mod and mask_mod as call_args.
+    """
 
     plan: ContextPlan
     rank: int
@@ -30,6 +33,7 @@ class Execution:
     options: dict[str, Any]
     # Multiprocessors that calls leave to messages while messages are in flight.
     spare_sms: int = 0
+    first_head: int = 0
     busy: bool = field(default=False, init=False)
 
     def schedule(self, q: Tensor, k: Tensor) -> Schedule:
@@ -49,11 +53,12 @@ class Execution:
 
     @property
     def by_distance(self) -> bool:
-        return self.options.get("alibi_slopes") is not None
+        """Is True if a call reads positions, which the mask of joined steps does not have."""
+        return any(self.options.get(name) is not None for name in ("alibi_slopes", *_score_mod.MODS))
 
-    def alone(self, options: dict[str, Any]) -> Execution:
+    def alone(self, options: dict[str, Any], first_head: int) -> Execution:
         """Returns the execution of all tokens on this rank."""
-        return Execution(self.plan.on_one_rank(), 0, None, 1, options)
+        return Execution(self.plan.on_one_rank(), 0, None, 1, options, first_head=first_head)
 
     def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
         """Starts messages. On a GPU calls that follow start later than NCCL's kernels, because a call's CTAs keep their
@@ -66,7 +71,7 @@ class Execution:
 
     def attend(self, what: int, call: Call, tensors: dict[str, Tensor | None], accumulate: bool = False) -> None:
         """Computes a call. tensors: rows of queries and keys of the call, as call_args."""
-        args = {**self.options, **_sequences(call, tensors["q"].device, self.options.get("alibi_slopes"))}
+        args = {**self.options, **self._sequences(call, tensors["q"].device)}
         if not call.is_packed:
             tensors = {name: None if x is None else x[None] for name, x in tensors.items()}
         if accumulate:
@@ -78,27 +83,39 @@ class Execution:
             args["sm_limit"] = sms - self.spare_sms
         _binding.call(what, {**args, **tensors})
 
+    def _sequences(self, call: Call, device: torch.device) -> dict[str, Any]:
+        """Returns the sequences of a call as call_args, without a copy from the host after the first time."""
+        found = call.on_device.get(device)
+        if found is None:
+            found = call.on_device[device] = _sequences(self.plan, call, device)
+        args, places = found
+        args = dict(args)
+        slopes = self.options.get("alibi_slopes")
+        if slopes is not None and slopes.dim() == 2:
+            args["alibi_slopes"] = slopes.index_select(0, places[:, 0])
+        for name in _score_mod.MODS:
+            if self.options.get(name) is not None:
+                args[name] = _context_mods.placed(self.options[name], places, self.first_head)
+        return args
 
-def _sequences(call: Call, device: torch.device, slopes: Tensor | None) -> dict[str, Any]:
-    """Returns the sequences and the mask of a call as call_args, without a copy from the host after the first time."""
-    found = call.on_device.get(device)
-    if found is None:
-        cu_q, cu_k, diagonals, documents = call.sequences()
-        found = call.on_device[device] = (
-            {"alignment": "explicit", "window": call.window},
-            torch.tensor(documents, device=device),
-        )
-        if call.is_packed:
-            q, k, diagonal = (torch.tensor(x, dtype=torch.int32, device=device) for x in (cu_q, cu_k, diagonals))
-            found[0].update(cu_seqlens_q=q, cu_seqlens_k=k, diagonal_offsets=diagonal)
-            for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k)):
-                found[0][name] = max(end - begin for begin, end in zip(cu, cu[1:]))
-        else:
-            found[0]["diagonal_offset"] = diagonals[0]
-    args, documents = found
-    if slopes is not None and slopes.dim() == 2:
-        return {**args, "alibi_slopes": slopes.index_select(0, documents)}
-    return args
+
+def _sequences(plan: ContextPlan, call: Call, device: torch.device) -> tuple[dict[str, Any], Tensor]:
+    """Returns the sequences and the mask of a call as call_args, and the places of the sequences."""
+    cu_q, cu_k, diagonals, steps = call.sequences()
+    args: dict[str, Any] = {"alignment": "explicit", "window": call.window}
+    if call.is_packed:
+        q, k, diagonal = (torch.tensor(x, dtype=torch.int32, device=device) for x in (cu_q, cu_k, diagonals))
+        args.update(cu_seqlens_q=q, cu_seqlens_k=k, diagonal_offsets=diagonal)
+        for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k)):
+            args[name] = max(end - begin for begin, end in zip(cu, cu[1:]))
+    else:
+        args["diagonal_offset"] = diagonals[0]
+    lengths = plan.lengths(), plan.lengths(keys=True)
+    places = [
+        (step.document, step.q_begin, step.k_begin, step.stride, *(int(x[step.document]) for x in lengths))
+        for step in steps
+    ]
+    return args, torch.tensor(places, dtype=torch.int32, device=device)
 
 
 def concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:

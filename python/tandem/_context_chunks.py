@@ -7,6 +7,7 @@ whose keys it owns. The other steps read a buffer with all of their keys, in the
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -200,12 +201,12 @@ class TreeSum:
     """A sum over leaves of the tree over chunk numbers (src/context_parallel/tree_sum.h)."""
 
     def __init__(self, leaves: Iterable[int]) -> None:
-        self._leaves = np.unique(np.fromiter(leaves, np.int64))
+        self._leaves = sorted(set(leaves))
         self.nodes: dict[int, tuple[int, int, Any]] = {}  # first chunk: level, index, value
 
     def _count(self, level: int, index: int) -> int:
         bounds = index << level, (index + 1) << level
-        begin, end = (int(np.searchsorted(self._leaves, bound)) for bound in bounds)
+        begin, end = (bisect.bisect_left(self._leaves, bound) for bound in bounds)
         return end - begin
 
     def add(self, level: int, index: int, value: Any, merge: Any) -> None:

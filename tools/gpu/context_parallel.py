@@ -122,8 +122,8 @@ class Rank:
 NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
 
 
-def exact(lens, batch, mask, sink, dtype):
-    """Standard attention of packed documents in a type, with gradients."""
+def exact(lens, batch, mask, sink, dtype, with_lse=True):
+    """Standard attention of packed documents in a type, with gradients of out, and of lse with with_lse."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in batch[:3]]
     logits = None if sink is None else sink.detach().to(dtype).requires_grad_()
     outs, lses, begin = [], [], 0
@@ -145,8 +145,9 @@ def exact(lens, batch, mask, sink, dtype):
         lses.append(whole.logsumexp(-1))
         outs.append((torch.exp(scores - lses[-1][..., None]).to(dtype) @ v).transpose(0, 1))
     out, lse = torch.cat(outs), torch.cat(lses, 1)
-    loss = (out * batch[3].to(dtype)).sum() + lse.square().sum() * 1e-3
-    return [out, lse, *torch.autograd.grad(loss, [*inputs, *([] if logits is None else [logits])])]
+    loss = (out * batch[3].to(dtype)).sum() + (lse.square().sum() * 1e-3 if with_lse else 0)
+    gradients = torch.autograd.grad(loss, [*inputs, *([] if logits is None else [logits])])
+    return [out.detach(), *([lse.detach()] if with_lse else []), *gradients]
 
 
 def check(r: Rank) -> None:

@@ -33,6 +33,8 @@ g++-aarch64-linux-gnu  aarch64-linux-gnu-g++  compiles for 64-bit ARM
 qemu-user              qemu-aarch64           runs what was compiled for 64-bit ARM
 dpkg-dev               dpkg-shlibdeps         dependencies of the Debian package
 googletest             -                      sources of GoogleTest, to compile for 64-bit ARM
+libopenmpi-dev         mpicxx                 headers of MPI: the test of context parallelism on processes of MPI
+openmpi-bin            mpirun                 starts these processes
 '
 BARE_ROOT_PACKAGES='
 debootstrap           debootstrap  makes a bare Debian in a folder

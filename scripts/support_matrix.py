@@ -151,9 +151,9 @@ has no effect.
 
 TAIL = """\
 Context parallelism serves packed documents, causal masks, windows, softcap, alibi_slopes, sinks and grouped heads.
-On CPUs (`tandem.context_parallel`, `tandem_cp_forward`) it also serves score_mod, mask_mod and dropout, in float32,
-bfloat16 and float16. On GPUs `tandem.context_parallel` refuses these three. Gradients on GPUs need Hopper, and the C
-interface refuses GPUs. The execution for GPUs has run on two H200s.
+Context parallelism serves score_mod and mask_mod, whose tensors have no gradients. On CPUs (`tandem.context_parallel`,
+`tandem_cp_forward`) it also serves dropout, in float32, bfloat16 and float16. On GPUs `tandem.context_parallel` refuses
+dropout. Gradients on GPUs need Hopper, and the C interface refuses GPUs. The execution for GPUs has run on two H200s.
 The striped layout without chunks refuses alibi_slopes and dropout. bias, block masks, seqused, max_scores and gradients
 of captured tensors are refused.
 A [virtual GPU](../vgpu/docs/virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on

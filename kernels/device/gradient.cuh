@@ -1,5 +1,6 @@
 // Stores gradients in the caller's type: float32 or the kernel's type. With accumulate the old value is added in
-// float32, and the sum is rounded once.
+// float32, and the sum is rounded once. __fadd_rn keeps a scaled gradient from entering a fused multiply-add, so that
+// float32 sums have the bits of a separate addition.
 #pragma once
 #include "config/backward.h"
 #include "device/pack.cuh"
@@ -7,7 +8,7 @@
 
 template <auto T>
 TANDEM_DEVICE void store_element(void* to, i64 at, float x, bool is_f32, bool accumulate) {
-  if (accumulate) x += load_element<T.options.f16>(to, at, is_f32);
+  if (accumulate) x = __fadd_rn(x, load_element<T.options.f16>(to, at, is_f32));
   if (is_f32) {
     static_cast<float*>(to)[at] = x;
   } else {
@@ -25,8 +26,8 @@ TANDEM_DEVICE bool dq_has_chunks(const BackwardParams& p) {
 template <auto T>
 TANDEM_DEVICE void store_pair(void* to, i64 at, float x, float y, bool is_f32, bool accumulate) {
   if (accumulate) {
-    x += load_element<T.options.f16>(to, at, is_f32);
-    y += load_element<T.options.f16>(to, at + 1, is_f32);
+    x = __fadd_rn(x, load_element<T.options.f16>(to, at, is_f32));
+    y = __fadd_rn(y, load_element<T.options.f16>(to, at + 1, is_f32));
   }
   if (is_f32) {
     *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(x, y);

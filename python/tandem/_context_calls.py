@@ -19,9 +19,7 @@ from tandem._context_plan import UNBOUNDED, ContextPlan
 
 @dataclass(frozen=True)
 class Step:
-    """Queries [q_row, q_end) of the rank and keys [k_row, k_end) of a buffer. A bound of None hides no key. The spans
-    are the rows of whole chunks, and without chunks the same rows.
-    """
+    """Queries [q_row, q_end) of the rank and keys [k_row, k_end) of a buffer. A bound of None hides no key."""
 
     document: int
     stride: int
@@ -37,40 +35,87 @@ class Step:
     q_order: int
     k_order: int
     pairs: int
-    q_span: tuple[int, int]
-    k_span: tuple[int, int]
 
     @property
     def is_full(self) -> bool:
         return self.pairs == (self.q_end - self.q_row) * (self.k_end - self.k_row)
 
-    def halves(self) -> list[Step]:
-        """Returns the step as two steps, each with half of the queries and the keys that these see."""
-        rows = (self.q_end - self.q_row) // 2
-        if rows == 0:
+    def cut(self, row: int) -> list[Step]:
+        """Returns the step as two steps, with the queries before a row and from it, and the keys that these see."""
+        rows, keys = row - self.q_row, self.k_end - self.k_row
+        if not 0 < rows < self.q_end - self.q_row:
             return [self]
-        keys = self.k_end - self.k_row
-        first_keys = keys if self.right is None else min(keys, rows + self.diagonal + self.right)
-        skipped = 0 if self.left is None else max(0, rows + self.diagonal - self.left)
-        middle, first_end, begin = self.q_row + rows, self.k_row + first_keys, self.k_row + skipped
-        spans = {"q_span": (self.q_row, middle), "k_span": (self.k_row, first_end)}
-        first = replace(self, q_end=middle, k_end=first_end, **spans)
-        place = {"q_row": middle, "k_row": begin, "q_span": (middle, self.q_end), "k_span": (begin, self.k_end)}
+        first_keys = keys if self.right is None else max(0, min(keys, rows + self.diagonal + self.right))
+        skipped = 0 if self.left is None else min(keys, max(0, rows + self.diagonal - self.left))
+        first_end, begin = self.k_row + first_keys, self.k_row + skipped
+        first = replace(self, q_end=row, k_end=first_end)
+        place = {"q_row": row, "k_row": begin}
         begins = {"q_begin": self.q_begin + rows * self.stride, "k_begin": self.k_begin + skipped * self.stride}
         second = replace(self, **place, **begins, diagonal=self.diagonal + rows - skipped)
-        return [replace(step, pairs=step.count_pairs()) for step in (first, second)]
+        counted = [replace(step, pairs=step.count_pairs()) for step in (first, second)]
+        return [step for step in counted if step.pairs > 0]
+
+    def cut_keys(self, row: int) -> list[Step]:
+        """Returns the step as two steps, with the keys before a row and from it, and the queries that see these."""
+        keys = row - self.k_row
+        if not 0 < keys < self.k_end - self.k_row:
+            return [self]
+        rows = self.q_end - self.q_row
+        first_rows = rows if self.left is None else max(0, min(rows, keys - self.diagonal + self.left))
+        skipped = 0 if self.right is None else min(rows, max(0, keys - self.diagonal - self.right))
+        first = replace(self, q_end=self.q_row + first_rows, k_end=row)
+        place = {"q_row": self.q_row + skipped, "k_row": row, "diagonal": self.diagonal + skipped - keys}
+        begins = {"q_begin": self.q_begin + skipped * self.stride, "k_begin": self.k_begin + keys * self.stride}
+        counted = [replace(step, pairs=step.count_pairs()) for step in (first, replace(self, **place, **begins))]
+        return [step for step in counted if step.pairs > 0]
+
+    @property
+    def lines(self) -> tuple[int | None, int | None]:
+        """The least and the greatest difference of a visible key's row and a query's row; None: not bounded."""
+        middle = self.diagonal + self.k_row - self.q_row
+        return None if self.left is None else middle - self.left, None if self.right is None else middle + self.right
+
+    def followed_by(self, other: Step) -> Step | None:
+        """Returns a step with the pairs of this step and of one with the next queries; None: no mask has both."""
+        if self.q_end != other.q_row or self.k_row != other.k_row or self.document != other.document:
+            return None
+        if self.is_full and other.is_full and self.k_end == other.k_end:
+            mask = other if other.left is None and other.right is None else self
+        elif self.left is None and other.left is None:
+            mask = self if other.is_full or other.right is None else other
+        else:
+            return None
+        end, move = max(self.k_end, other.k_end), mask.q_row - self.q_row
+        place = {"q_row": self.q_row, "q_end": other.q_end, "k_end": end, "diagonal": mask.diagonal - move}
+        joint = replace(mask, **place, q_begin=self.q_begin, k_begin=self.k_begin)
+        found = [joint.rows(step.q_row, step.q_end) for step in (self, other)]
+        # The joint mask shows no fewer keys of either step, so equal numbers of pairs are equal pairs.
+        shows_both = all(x.shows(step) and x.count_pairs() == step.pairs for x, step in zip(found, (self, other)))
+        return replace(joint, pairs=self.pairs + other.pairs) if shows_both else None
+
+    def rows(self, begin: int, end: int) -> Step:
+        """Returns the step with some of its queries and all of its keys."""
+        return replace(self, q_row=begin, q_end=end, diagonal=self.diagonal + begin - self.q_row)
+
+    def shows(self, other: Step) -> bool:
+        """Returns whether the bounds hide no pair of a step with the same queries and first key."""
+        least, greatest = self.lines
+        first, last = other.k_row - (other.q_end - 1), other.k_end - 1 - other.q_row
+        low, high = other.lines
+        first, last = max(first, first if low is None else low), min(last, last if high is None else high)
+        return (least is None or least <= first) and (greatest is None or greatest >= last)
 
     def count_pairs(self) -> int:
         first = np.arange(self.q_end - self.q_row) + self.diagonal
         keys = self.k_end - self.k_row
-        low = 0 if self.left is None else np.clip(first - self.left, 0, keys)
+        low = np.zeros_like(first) if self.left is None else np.clip(first - self.left, 0, keys)
         high = keys if self.right is None else np.clip(first + self.right + 1, 0, keys)
-        return int(np.maximum(high - low, 0).sum()) if len(first) > 0 else 0
+        return int(np.maximum(high - low, 0).sum())
 
     def with_keys_at(self, row: int) -> Step:
         """Returns the step with its first key at another row of a buffer."""
         move = row - self.k_row
-        return replace(self, k_row=row, k_end=self.k_end + move, k_span=(self.k_span[0] + move, self.k_span[1] + move))
+        return replace(self, k_row=row, k_end=self.k_end + move)
 
 
 def steps_of(plan: ContextPlan, q_rank: int, k_rank: int) -> list[Step]:
@@ -87,57 +132,26 @@ def steps_of(plan: ContextPlan, q_rank: int, k_rank: int) -> list[Step]:
         rows = places[0], places[0] + places[1], places[2], places[2] + places[3]
         orders = int(s["q_order"]), int(s["k_order"]), int(s["pairs"])
         begins = int(s["q_begin"]), int(s["k_begin"]), int(s["diagonal"])
-        spans = rows[:2], rows[2:]
-        if plan.chunk > 0:
-            spans = _chunk_span(plan, s, "q"), _chunk_span(plan, s, "k")
-        steps.append(Step(int(s["document"]), int(s["stride"]), *rows, *begins, *bounds, *orders, *spans))
+        steps.append(Step(int(s["document"]), int(s["stride"]), *rows, *begins, *bounds, *orders))
     return steps
 
 
-def _chunk_span(plan: ContextPlan, step: np.void, kind: str) -> tuple[int, int]:
-    number = int(step[kind + "_order"])
-    first = int(step[kind + "_row"]) - (int(step[kind + "_begin"]) - number * plan.chunk)
-    return first, first + chunk_size(plan, int(step["document"]), number, kind == "k")
-
-
 class KeyRuns:
-    """The rows of a peer's keys that a rank needs, as ascending runs [begin, end) that follow each other in a buffer.
-    With chunks, the rows of whole chunks.
-    """
+    """The rows of a peer's keys that a rank needs: ascending runs [begin, end), which follow each other in a buffer."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
-        self.runs: list[tuple[int, int]] = []
-        for begin, end in sorted(step.k_span for step in steps):
-            if self.runs and begin <= self.runs[-1][1]:
-                self.runs[-1] = self.runs[-1][0], max(end, self.runs[-1][1])
-            else:
-                self.runs.append((begin, end))
-        self._places = list(itertools.accumulate((end - begin for begin, end in self.runs), initial=0))
-        self.rows = self._places[-1]
+        self.runs = intervals_of((step.k_row, step.k_end) for step in steps)
+        self.places = list(itertools.accumulate((end - begin for begin, end in self.runs), initial=0))
+        self.rows = self.places[-1]
+
+    def rows_of(self, x: Any) -> list[tuple[int, int, Any]]:
+        """Returns the runs with their rows of x, a buffer."""
+        return [(begin, end, x[n : n + end - begin]) for (begin, end), n in zip(self.runs, self.places)]
 
     def place(self, row: int) -> int:
         """Returns the place in the buffer of a row of the peer's shard."""
         n = np.searchsorted([begin for begin, _ in self.runs], row, side="right") - 1
-        return self._places[n] + row - self.runs[n][0]
-
-
-def chunk_size(plan: ContextPlan, document: int, number: int, keys: bool) -> int:
-    return min(plan.chunk, int(plan.lengths(keys)[document]) - number * plan.chunk)
-
-
-def chunk_rows(plan: ContextPlan, rank: int, keys: bool) -> list[tuple[tuple[int, int], int, int]]:
-    """Returns the chunks of a rank in the order of its rows: (document, number), first row and end."""
-    found = plan.kept.get(("chunks", rank, keys))
-    if found is None:
-        found = plan.kept["chunks", rank, keys] = []
-        documents, positions = plan.documents(rank, keys), plan.positions(rank, keys)
-        row = 0
-        while row < len(documents):
-            key = int(documents[row]), int(positions[row]) // plan.chunk
-            end = row + chunk_size(plan, *key, keys)
-            found.append((key, row, end))
-            row = end
-    return found
+        return self.places[n] + row - self.runs[n][0]
 
 
 def joined(steps: list[Step], by_distance: bool) -> list[Step]:
@@ -150,18 +164,30 @@ def joined(steps: list[Step], by_distance: bool) -> list[Step]:
         if last is None or (last.q_row, last.q_end, last.k_end) != (step.q_row, step.q_end, step.k_row):
             found.append(step)
             continue
-        count, span = last.k_end - last.k_row, (last.k_row, step.k_end)
+        count = last.k_end - last.k_row
         follows = last.document == step.document and step.k_begin - last.k_begin == count * step.stride
         if (last.left, last.right) == (step.left, step.right) and follows:
-            found[-1] = replace(last, k_end=step.k_end, k_span=span, pairs=last.pairs + step.pairs)
+            found[-1] = replace(last, k_end=step.k_end, pairs=last.pairs + step.pairs)
         elif last.is_full and step.left is None and last.document == step.document and not by_distance:
             pairs = last.pairs + step.pairs
             right = step.right if step.right is not None else last.right
             k_begin = step.k_begin - count * step.stride
-            place = {"k_row": last.k_row, "k_begin": k_begin, "k_span": span, "diagonal": step.diagonal + count}
+            place = {"k_row": last.k_row, "k_begin": k_begin, "diagonal": step.diagonal + count}
             found[-1] = replace(step, **place, right=right, pairs=pairs)
         else:
             found.append(step)
+    return found if by_distance else _joined_queries(found)
+
+
+def _joined_queries(steps: list[Step]) -> list[Step]:
+    """Joins steps whose keys begin at one row and whose queries are neighbours, if one mask serves them."""
+    found: list[Step] = []
+    for step in sorted(steps, key=lambda s: (s.k_row, s.q_row)):
+        both = found[-1].followed_by(step) if found else None
+        if both is None:
+            found.append(step)
+        else:
+            found[-1] = both
     return found
 
 
@@ -190,24 +216,18 @@ class Call:
         return self.steps[-1].k_end
 
     @property
-    def q_span(self) -> tuple[int, int]:
-        return self.steps[0].q_span[0], self.steps[-1].q_span[1]
-
-    @property
-    def k_span(self) -> tuple[int, int]:
-        return self.steps[0].k_span[0], self.steps[-1].k_span[1]
-
-    @property
     def pairs(self) -> int:
         return sum(step.pairs for step in self.steps)
 
     @property
     def window(self) -> tuple[int | None, int | None]:
+        if not self.is_packed and self.steps[0].is_full:
+            return None, None
         return self.steps[0].left, self.steps[0].right
 
-    def sequences(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Returns cu_seqlens of queries and of keys, diagonals, and documents."""
-        q, k, diagonals, documents = [0], [0], [], []
+    def sequences(self) -> tuple[list[int], list[int], list[int], list[Step]]:
+        """Returns cu_seqlens of queries and of keys, diagonals, and the steps at the sequences."""
+        q, k, diagonals, steps = [0], [0], [], []
         for step in self.steps:
             q_row, k_row = step.q_row - self.q_begin, step.k_row - self.k_begin
             # Queries without keys, then keys without queries.
@@ -218,33 +238,57 @@ class Call:
                 q.append(q_end)
                 k.append(end)
                 diagonals.append(step.diagonal)
-                documents.append(step.document)
-        return q, k, diagonals, documents
+                steps.append(step)
+        return q, k, diagonals, steps
 
 
-def in_two(steps: list[Step]) -> tuple[list[Step], list[Step]]:
-    """Divides steps into first and last ones, the smaller first. The first have at most half of the work, if they are
-    several. One step is cut.
+def divided(steps: list[Step], pairs: float) -> tuple[list[Step], list[Step]]:
+    """Divides steps into first and last ones, with other keys. The last have about this number of pairs."""
+    first, last = sorted(steps, key=lambda step: (step.q_row, step.k_row)), []
+    while first and pairs > 0:
+        step = first.pop()
+        if step.pairs <= pairs:
+            last.append(step)
+            pairs -= step.pairs
+            continue
+        cut = step.cut_keys(_key_before(step, pairs))
+        if len(cut) == 2:
+            first.append(cut[0])
+            last.append(cut[1])
+        else:
+            (last if 2 * pairs > step.pairs else first).append(step)
+        break
+    return first, last
+
+
+def _key_before(step: Step, pairs: float) -> int:
+    """Returns a row of the step's keys, from which on there are about this number of pairs. The row is a multiple of a
+    GPU's tile if the step has several.
     """
-    steps = steps[0].halves() if len(steps) == 1 else steps
-    ordered = sorted(steps, key=lambda step: step.pairs)
-    first, work = ordered[:1], sum(step.pairs for step in ordered[:1])
-    for step in ordered[1:]:
-        work += step.pairs
-        if 2 * work > sum(other.pairs for other in steps):
-            break
-        first.append(step)
-    return first, ordered[len(first) :]
+    tile = 128 if step.k_end - step.k_row > 256 else 1
+    low, high = 0, (step.k_end - step.k_row) // tile
+    while low < high:
+        middle = (low + high + 1) // 2
+        if step.cut_keys(step.k_row + middle * tile)[-1].pairs >= pairs:
+            low = middle
+        else:
+            high = middle - 1
+    return step.k_row + low * tile
 
 
-def calls_of(steps: list[Step], always_packed: bool) -> list[Call]:
-    """Divides steps into few calls. A step enters the first call that it can follow."""
+def calls_of(steps: list[Step], always_packed: bool, gap: float = np.inf) -> list[Call]:
+    """Divides steps into few calls. A step enters the first call that it can follow.
+
+    gap: the most rows between two steps of a call, as a part of the second step's rows.
+    """
     lists: list[list[Step]] = []
     for step in sorted(steps, key=lambda s: (s.q_row, s.k_row)):
         for other in lists:
             last = other[-1]
             windows = (last.left, last.right) == (step.left, step.right)
-            if windows and last.q_span[1] <= step.q_span[0] and last.k_span[1] <= step.k_span[0]:
+            gaps = step.q_row - last.q_end, step.k_row - last.k_end
+            limits = gap * (step.q_end - step.q_row), gap * (step.k_end - step.k_row)
+            if windows and 0 <= gaps[0] <= limits[0] and 0 <= gaps[1] <= limits[1]:
                 other.append(step)
                 break
         else:
@@ -257,7 +301,7 @@ def parts_of(calls: list[Call]) -> list[list[Call]]:
     parts: list[list[Call]] = []
     for call in calls:
         for part in parts:
-            if all(call.q_span[1] <= other.q_span[0] or other.q_span[1] <= call.q_span[0] for other in part):
+            if all(call.q_end <= other.q_begin or other.q_end <= call.q_begin for other in part):
                 part.append(call)
                 break
         else:
@@ -280,9 +324,11 @@ class Batch:
     """Keys that arrive together: the rank's own, or of peers, each with the place of its rows in the buffer."""
 
     peers: list[int]
-    runs: list[KeyRuns]
     places: list[int]  # and the rows of the buffer
+    steps: list[Step]
     calls: list[Call]
+    # The forward: calls whose queries have no other keys, and parts, which are merged.
+    direct: list[Call]
     parts: list[list[Call]]
     # Only for the own keys: calls of the backward that precede and follow the calls with other keys.
     first: list[Call] = field(default_factory=list)
@@ -294,7 +340,7 @@ class Batch:
 
 
 def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool) -> Batch:
-    runs, places, steps = [], [0], []
+    places, steps = [0], []
     for peer in peers:
         found = steps_of(plan, rank, peer)
         if peer == rank:
@@ -305,21 +351,24 @@ def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool) ->
         first = places[-1]
         for step in found:
             steps.append(step.with_keys_at(first + keys.place(step.k_row)))
-        runs.append(keys)
         places.append(first + keys.rows)
-    chunks = plan.chunk > 0
-    steps = steps if chunks else joined(steps, by_distance)
-    calls = calls_of(steps, chunks)
-    batch = Batch(peers, runs, places, calls, parts_of(calls))
-    if peers == [rank] and plan.ranks > 1 and not chunks:
-        batch.first, batch.last = (calls_of(part, False) for part in in_two(steps))
-    return batch
+    steps = joined(steps, by_distance)
+    calls = calls_of(steps, False)
+    return Batch(peers, places, steps, calls, [], parts_of(calls))
+
+
+# The time of a key's transfer, as the pairs that a GPU computes meanwhile in the backward, and a half more. The numbers
+# hold for equal numbers of query and key heads, 400 TFLOP/s and 270 GB/s. A returned key has two float32 gradients.
+_PAIRS_OF_KEY, _PAIRS_OF_GRADIENT = 960, 1920
 
 
 class Schedule:
-    """A rank's batches, in the order in which they are computed. The first has the rank's own keys."""
+    """A rank's batches, in the order in which they are computed. The first has the rank's own keys.
 
-    def __init__(self, plan: ContextPlan, rank: int, rounds_at_once: int, by_distance: bool) -> None:
+    group: the number of query heads of a key head.
+    """
+
+    def __init__(self, plan: ContextPlan, rank: int, rounds_at_once: int, by_distance: bool, group: int) -> None:
         ranks = plan.ranks
         rounds = [[0]] + [
             list(range(first, min(first + rounds_at_once, ranks))) for first in range(1, ranks, rounds_at_once)
@@ -332,63 +381,46 @@ class Schedule:
             [((rank + n) % ranks, KeyRuns(steps_of(plan, (rank + n) % ranks, rank))) for n in batch if n > 0]
             for batch in rounds
         ]
+        self._divide_forward()
+        if ranks > 1:
+            self._divide_backward(group)
+
+    def _divide_forward(self) -> None:
+        """Finds the own calls whose results are complete. Own steps are cut for that if few queries have other keys."""
+        own = self.batches[0]
+        others = intervals_of((step.q_row, step.q_end) for batch in self.batches[1:] for step in batch.steps)
+        steps = own.steps
+        if 4 * sum(end - begin for begin, end in others) <= self.q_rows:
+            for row in (row for interval in others for row in interval):
+                steps = [part for step in steps for part in step.cut(row)]
+        begins = [begin for begin, _ in others]
+        shared, alone = [], []
+        for step in steps:
+            n = int(np.searchsorted(begins, step.q_end))  # intervals that begin before the step's end
+            (shared if n > 0 and others[n - 1][1] > step.q_row else alone).append(step)
+        direct = parts_of(calls_of(alone, False))
+        if len(direct) == 1:
+            own.direct, own.parts = direct[0], parts_of(calls_of(shared, False))
+
+    def _divide_backward(self, group: int) -> None:
+        """The first calls compute while keys arrive, and the last ones while gradients return."""
+        own = self.batches[0]
+        arriving = sum(batch.rows for batch in self.batches[1:]) * _PAIRS_OF_KEY / group
+        returning = sum(runs.rows for readers in self.readers for _, runs in readers)
+        returning = max(returning, sum(batch.rows for batch in self.batches[1:])) * _PAIRS_OF_GRADIENT / group
+        if returning == 0:
+            own.first = own.calls
+            return
+        part = min(returning, sum(step.pairs for step in own.steps) * returning / (arriving + returning))
+        own.first, own.last = (calls_of(steps, False) for steps in divided(own.steps, part))
 
 
-class TreeSum:
-    """A sum over leaves of the tree over chunk numbers (src/context_parallel/tree_sum.h)."""
-
-    def __init__(self, leaves: Iterable[int]) -> None:
-        self._leaves = sorted(leaves)
-        self.nodes: dict[int, tuple[int, int, Any]] = {}  # first chunk: level, index, value
-
-    def _count(self, level: int, index: int) -> int:
-        bounds = index << level, (index + 1) << level
-        begin, end = (int(np.searchsorted(self._leaves, bound)) for bound in bounds)
-        return end - begin
-
-    def add(self, level: int, index: int, value: Any, merge: Any) -> None:
-        while self._count(level, index) < len(self._leaves):
-            if self._count(level, index ^ 1) > 0:
-                found = self.nodes.get((index ^ 1) << level)
-                if found is None or found[0] != level:
-                    break
-                del self.nodes[(index ^ 1) << level]
-                value = merge(value, found[2]) if index % 2 == 0 else merge(found[2], value)
-            level, index = level + 1, index // 2
-        self.nodes[index << level] = level, index, value
-
-    def values(self) -> list[Any]:
-        """Returns the values that remain, in the order of the chunks. A complete sum has one."""
-        return [self.nodes[first][2] for first in sorted(self.nodes)]
-
-
-def nodes_left(leaves: Iterable[int], own: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns (level, index) of the nodes that remain after a rank has added its leaves."""
-    tree = TreeSum(leaves)
-    for leaf in sorted(own):
-        tree.add(0, leaf, None, lambda left, right: None)
-    return [tree.nodes[first][:2] for first in sorted(tree.nodes)]
-
-
-class ChunkLeaves:
-    """The leaves of a rank's sums over chunks: of its query chunks, and of the key chunks of each rank."""
-
-    def __init__(self, plan: ContextPlan, rank: int) -> None:
-        self._plan, self._rank = plan, rank
-        self.of_queries: dict[tuple[int, int], list[int]] = {}
-        for peer in range(plan.ranks):
-            for step in steps_of(plan, rank, peer):
-                self.of_queries.setdefault((step.document, step.q_order), []).append(step.k_order)
-        self._of_keys: dict[int, dict[tuple[int, int], dict[int, list[int]]]] = {}
-
-    def of_keys(self, k_rank: int) -> dict[tuple[int, int], dict[int, list[int]]]:
-        """Returns the query chunks that see each key chunk of a rank, by the rank of the queries."""
-        found = self._of_keys.get(k_rank)
-        if found is None:
-            chunks: dict[tuple[int, int], dict[int, list[int]]] = {}
-            for q_rank in range(self._plan.ranks):
-                for step in steps_of(self._plan, q_rank, k_rank):
-                    by_rank = chunks.setdefault((step.document, step.k_order), {})
-                    by_rank.setdefault(q_rank, []).append(step.q_order)
-            found = self._of_keys[k_rank] = dict(sorted(chunks.items()))
-        return found
+def intervals_of(rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the union of intervals as disjoint ascending intervals."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(rows):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found

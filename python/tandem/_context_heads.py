@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tandem import _context_torch
+from tandem._context_execution import Execution
 from tandem._context_plan import ContextPlan
-from tandem._context_torch import Execution
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ class _HeadExchange:
         if found is None:
             found = self.plan.kept[key] = [self._indices(keys, device) for keys in (False, True)]
         self.indices = found
+
+    @property
+    def shares_no_key_head(self) -> bool:
+        """Is True if each key head has one rank."""
+        shares = [share for share in self.shares if share.k_begin < share.k_end]
+        return all(a.k_end <= b.k_begin for a, b in zip(shares, shares[1:]))
 
     def _indices(self, keys: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
         """Returns the rows of each rank in the batch, and the place of each row of the batch in the ranks' rows."""
@@ -134,8 +140,8 @@ class _HeadExchange:
 
     def summed(self, parts: list[Tensor], heads_k: int) -> Tensor:
         """Returns gradients of key heads, of which several ranks may have a part, summed in the order of the ranks."""
-        if self.plan.chunk > 0:
-            return torch.cat(parts, dim=1)  # a key head has one rank
+        if self.shares_no_key_head:
+            return torch.cat(parts, dim=1)
         total = parts[0].new_zeros((parts[0].shape[0], heads_k, *parts[0].shape[2:]))
         for rank, part in enumerate(parts):
             total[:, self._slice(rank, True)] += part
@@ -150,29 +156,32 @@ def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor 
     for run in exchange.runs:
         heads, key_heads = exchange.places(run)
         own_sink = None if sink is None else sink[run.q_begin : run.q_end]
-        alone = execution.alone(exchange.options(run))
+        alone = execution.alone(exchange.options(run), run.q_begin)
         part = _context_torch.forward(alone, all_q[:, heads], all_k[:, key_heads], all_v[:, key_heads], own_sink)
         out[:, heads], lse[:, heads] = part[0], part[1].t()
     outs, lses = exchange.to_tokens([(out, False), (lse, False)])
     return torch.cat(outs, dim=1), torch.cat(lses, dim=1).t().contiguous()
 
 
-def backward(execution: Execution, tensors: dict[str, Any]) -> list[Tensor]:
+def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     exchange = _HeadExchange(execution, (q.shape[1], k.shape[1]), q.device)
     names = [name for name, x in tensors.items() if x is not None]
     moved = [(tensors[name].t() if name in ("lse", "dlse") else tensors[name], name in ("k", "v")) for name in names]
     whole = dict(zip(names, exchange.to_heads(moved)))
-    gradients = [torch.empty(whole[name].shape, dtype=torch.float32, device=q.device) for name in ("q", "k", "v")]
+    # Gradients of key heads that several ranks share are summed in float32.
+    own = dtype if exchange.shares_no_key_head else torch.float32
+    gradients = [torch.empty(whole[name].shape, dtype=own, device=q.device) for name in ("q", "k", "v")]
     for run in exchange.runs:
         heads, key_heads = exchange.places(run)
         of_run: dict[str, Any] = {"dlse": None}
         for name, x in whole.items():
             x = x[:, key_heads if name in ("k", "v") else heads]
             of_run[name] = x.t() if name in ("lse", "dlse") else x
-        parts = _context_torch.backward(execution.alone(exchange.options(run)), of_run)
+        parts = _context_torch.backward(execution.alone(exchange.options(run), run.q_begin), of_run, own)
         gradients[0][:, heads] = parts[0]
         for x, part in zip(gradients[1:], parts[1:]):
             x[:, key_heads] = part
     dq, dk, dv = exchange.to_tokens([(gradients[0], False), (gradients[1], True), (gradients[2], True)])
-    return [torch.cat(dq, dim=1), exchange.summed(dk, k.shape[1]), exchange.summed(dv, v.shape[1])]
+    sums = [torch.cat(dq, dim=1), exchange.summed(dk, k.shape[1]), exchange.summed(dv, v.shape[1])]
+    return [x.to(dtype) for x in sums]

@@ -1,4 +1,4 @@
-"""Executions of a ContextPlan on torch tensors: on GPUs with the group's NCCL, in the order of the current stream.
+"""Executions of a ContextPlan without chunks on torch tensors: on GPUs with the group's NCCL.
 
 The host issues calls of attention, merges, sums and messages, and waits for none of them. torch runs messages on a
 stream of the group, and events order the two streams, so that messages and attention overlap.
@@ -7,119 +7,26 @@ stream of the group, and events order the two streams, so that messages and atte
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tandem import _binding
-from tandem._context_calls import (
-    Batch,
-    Call,
-    ChunkLeaves,
-    KeyRuns,
-    Schedule,
-    TreeSum,
-    chunk_rows,
-    chunk_size,
-    nodes_left,
-    uncovered,
-)
-from tandem._context_plan import ContextPlan
+from tandem import _binding, _context_chunks_torch
+from tandem._context_calls import Batch, Call, KeyRuns, Schedule, intervals_of, uncovered
+from tandem._context_execution import Execution, Part, attend_backward, concatenated, merge, write
 from tandem._context_transport import Messages
 
-# More parts are merged as they are computed.
+# More parts of a row are merged as they are computed.
 _MAX_PARTS = 4
-
-
-@dataclass
-class Execution:
-    """The arguments of both passes. options: softmax_scale, softcap and alibi_slopes as call_args."""
-
-    plan: ContextPlan
-    rank: int
-    group: Any  # None: the plan has one rank
-    rounds_at_once: int
-    options: dict[str, Any]
-    # Multiprocessors that calls leave to messages while messages are in flight.
-    spare_sms: int = 0
-    busy: bool = field(default=False, init=False)
-
-    def schedule(self) -> Schedule:
-        key = "schedule", self.rank, self.rounds_at_once, self.by_distance
-        found = self.plan.kept.get(key)
-        if found is None:
-            found = self.plan.kept[key] = Schedule(self.plan, *key[1:])
-        return found
-
-    def leaves(self) -> ChunkLeaves:
-        key = "leaves", self.rank
-        found = self.plan.kept.get(key)
-        if found is None:
-            found = self.plan.kept[key] = ChunkLeaves(self.plan, self.rank)
-        return found
-
-    @property
-    def by_distance(self) -> bool:
-        return self.options.get("alibi_slopes") is not None
-
-    def alone(self, options: dict[str, Any]) -> Execution:
-        """Returns the execution of all tokens on this rank."""
-        return Execution(self.plan.on_one_rank(), 0, None, 1, options)
-
-    def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
-        return Messages(self.group, sends, receives)
-
-    def attend(self, what: int, call: Call, tensors: dict[str, Tensor | None], accumulate: bool = False) -> None:
-        """Computes a call. tensors: rows of queries and keys of the call, as call_args."""
-        args = {**self.options, **_sequences(call, tensors["q"].device, self.options.get("alibi_slopes"))}
-        if not call.is_packed:
-            tensors = {name: None if x is None else x[None] for name, x in tensors.items()}
-        if accumulate:
-            args["accumulate"] = True
-        if self.plan.chunk > 0:
-            args["batch_invariant"] = True
-        if self.busy and self.spare_sms > 0 and tensors["q"].is_cuda:
-            sms = torch.cuda.get_device_properties(tensors["q"].device).multi_processor_count
-            args["sm_limit"] = sms - self.spare_sms
-        _binding.call(what, {**args, **tensors})
-
-
-def _sequences(call: Call, device: torch.device, slopes: Tensor | None) -> dict[str, Any]:
-    """Returns the sequences and the mask of a call as call_args, without a copy from the host after the first time."""
-    found = call.on_device.get(device)
-    if found is None:
-        cu_q, cu_k, diagonals, documents = call.sequences()
-        found = call.on_device[device] = (
-            {"alignment": "explicit", "window": call.window},
-            torch.tensor(documents, device=device),
-        )
-        if call.is_packed:
-            q, k, diagonal = (torch.tensor(x, dtype=torch.int32, device=device) for x in (cu_q, cu_k, diagonals))
-            found[0].update(cu_seqlens_q=q, cu_seqlens_k=k, diagonal_offsets=diagonal)
-            for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k)):
-                found[0][name] = max(end - begin for begin, end in zip(cu, cu[1:]))
-        else:
-            found[0]["diagonal_offset"] = diagonals[0]
-    args, documents = found
-    if slopes is not None and slopes.dim() == 2:
-        return {**args, "alibi_slopes": slopes.index_select(0, documents)}
-    return args
-
-
-def _concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Returns the rows of runs, without a copy if they are one compact run."""
-    rows = [x[begin:end] for begin, end in runs]
-    return rows[0].contiguous() if len(rows) == 1 else torch.cat(rows) if rows else x[:0].contiguous()
 
 
 class _Keys:
     """Keys and values of each batch. The next batch is in flight while the present one is computed."""
 
-    def __init__(self, execution: Execution, k: Tensor, v: Tensor) -> None:
+    def __init__(self, execution: Execution, schedule: Schedule, k: Tensor, v: Tensor) -> None:
         self.execution, self.own = execution, (k, v)
-        self.schedule = execution.schedule()
+        self.schedule = schedule
         self.next: tuple[Messages, tuple[Tensor, Tensor]] | None = None
 
     def _start(self, n: int) -> None:
@@ -130,7 +37,7 @@ class _Keys:
         buffers = tuple(x.new_empty((batch.rows, *x.shape[1:])) for x in self.own)
         sends, receives = [], []
         for reader, runs in self.schedule.readers[n]:
-            sends += [(reader, _concatenated(x, runs.runs)) for x in self.own]
+            sends += [(reader, concatenated(x, runs.runs)) for x in self.own]
         for index, peer in enumerate(batch.peers):
             receives += [(peer, x[batch.places[index] : batch.places[index + 1]]) for x in buffers]
         self.next = self.execution.messages(sends, receives), buffers
@@ -149,119 +56,84 @@ class _Keys:
 
 # ---- Forward ---------------------------------------------------------------------------------------------------------
 
-
-class _Part:
-    """float32 rows of attention over some keys. Rows without keys have lse -inf, and no value in out."""
-
-    def __init__(self, out: Tensor, lse: Tensor) -> None:
-        self.out, self.lse = out, lse
-
-    def rows(self, begin: int, end: int) -> _Part:
-        return _Part(self.out[begin:end], self.lse[:, begin:end])
-
-
-def _merge(parts: Sequence[_Part], result: _Part) -> None:
-    if result.out.numel() > 0:
-        _binding.merge([p.out for p in parts], [p.lse for p in parts], result.out, result.lse)
-
-
-def _merged(left: _Part, right: _Part) -> _Part:
-    result = _Part(torch.empty_like(left.out), torch.empty_like(left.lse))
-    _merge((left, right), result)
-    return result
+_Layer = list[tuple[int, int, Part]]  # rows [begin, end) and their part; the rows are disjoint
 
 
 class _Forward:
     def __init__(self, execution: Execution, q: Tensor, k: Tensor, v: Tensor) -> None:
         self.execution, self.q, self.k, self.v = execution, q, k, v
         self.rows, self.heads, self.dim = q.shape[0], q.shape[1], v.shape[-1]
-        self.parts: list[_Part] = []
-        self.trees: dict[tuple[int, int], TreeSum] = {}
-        self._chunks = chunk_rows(execution.plan, execution.rank, False) if execution.plan.chunk > 0 else []
+        self.layers: list[_Layer] = []
 
-    def _part(self, part: list[Call], k: Tensor, v: Tensor, result: _Part | None = None) -> _Part:
-        """Computes the calls of a part."""
-        if result is None:
-            result = _Part(
-                torch.empty((self.rows, self.heads, self.dim), dtype=torch.float32, device=self.q.device),
-                torch.empty((self.heads, self.rows), dtype=torch.float32, device=self.q.device),
-            )
-            for begin, end in uncovered(self.rows, [(call.q_begin, call.q_end) for call in part]):
-                result.lse[:, begin:end].fill_(-torch.inf)
-        for call in part:
-            rows = result.rows(call.q_begin, call.q_end)
-            keys = slice(call.k_begin, call.k_end)
-            tensors = {"q": self.q[call.q_begin : call.q_end], "k": k[keys], "v": v[keys]}
-            self.execution.attend(_binding.FORWARD, call, {**tensors, "out": rows.out, "lse": rows.lse})
-        return result
+    def _attend(self, call: Call, k: Tensor, v: Tensor, result: Part) -> None:
+        keys = slice(call.k_begin, call.k_end)
+        tensors = {"q": self.q[call.q_begin : call.q_end], "k": k[keys], "v": v[keys]}
+        self.execution.attend(_binding.FORWARD, call, {**tensors, "out": result.out, "lse": result.lse})
+
+    def _layer(self, calls: list[Call], k: Tensor, v: Tensor) -> _Layer:
+        layer = []
+        for call in calls:
+            part = Part.empty(call.q_end - call.q_begin, self.heads, self.dim, torch.float32, self.q.device)
+            self._attend(call, k, v, part)
+            layer.append((call.q_begin, call.q_end, part))
+        return layer
 
     def run(self, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        result = _Part(
-            self.q.new_empty((self.rows, self.heads, self.dim)),
-            torch.empty((self.heads, self.rows), dtype=torch.float32, device=self.q.device),
-        )
-        batches = self.execution.schedule().batches
-        only = [part for batch in batches for part in batch.parts]
-        covered = len(only) == 1 and not uncovered(self.rows, [(c.q_begin, c.q_end) for c in only[0]])
-        direct = covered and sink is None and self.execution.plan.chunk == 0
-        for _, batch, k, v in _Keys(self.execution, self.k, self.v):
-            for part in batch.parts:
-                if direct:
-                    self._part(part, k, v, result)
-                elif self.execution.plan.chunk > 0:
-                    self._add_leaves(part, self._part(part, k, v))
-                else:
-                    self._add(self._part(part, k, v))
-        if direct:
-            return result.out, result.lse
-        self._finish(sink, result)
+        result = Part.empty(self.rows, self.heads, self.dim, self.q.dtype, self.q.device)
+        schedule = self.execution.schedule(self.q, self.k)
+        done: list[tuple[int, int]] = []
+        for _, batch, k, v in _Keys(self.execution, schedule, self.k, self.v):
+            if sink is None:
+                for call in batch.direct:
+                    self._attend(call, k, v, result.rows(call.q_begin, call.q_end))
+                    done += [(step.q_row, step.q_end) for step in call.steps]
+                parts = batch.parts
+            else:
+                parts = [batch.direct, *batch.parts] if batch.direct else batch.parts
+            for calls in parts:
+                self._add(self._layer(calls, k, v))
+        for begin, end in uncovered(self.rows, done):
+            for first, last, found in _pieces(self.layers, begin, end):
+                write(found, sink, result.rows(first, last))
         return result.out, result.lse
 
-    def _add(self, part: _Part) -> None:
-        self.parts.append(part)
-        if len(self.parts) == _MAX_PARTS:
-            _merge(self.parts, self.parts[0])
-            del self.parts[1:]
-
-    def _add_leaves(self, part: list[Call], result: _Part) -> None:
-        rows = {key: (begin, end) for key, begin, end in self._chunks}
-        leaves = self.execution.leaves().of_queries
-        for step in (step for call in part for step in call.steps):
-            key = step.document, step.q_order
-            tree = self.trees.setdefault(key, TreeSum(leaves[key]))
-            tree.add(0, step.k_order, result.rows(*rows[key]), _merged)
-
-    def _finish(self, sink: Tensor | None, result: _Part) -> None:
-        if self.execution.plan.chunk == 0:
-            _write(self.parts, sink, result)
+    def _add(self, layer: _Layer) -> None:
+        self.layers.append(layer)
+        if len(self.layers) < _MAX_PARTS:
             return
-        for key, begin, end in self._chunks:
-            tree = self.trees.get(key)
-            _write([] if tree is None else tree.values(), sink, result.rows(begin, end))
+        pieces = [(begin, end, parts) for begin, end, parts in _pieces(self.layers, 0, self.rows) if parts]
+        for _, _, parts in pieces:
+            if len(parts) > 1:
+                merge(parts, parts[0])
+        self.layers = [[(begin, end, parts[0]) for begin, end, parts in pieces]]
 
 
-def _write(parts: list[_Part], sink: Tensor | None, result: _Part) -> None:
-    """Merges parts and the sink, a key with the value 0 that each row has once."""
-    rows, heads, dim = result.out.shape
-    if sink is not None:
-        zeros = torch.zeros((1, 1, dim), dtype=torch.float32, device=sink.device)
-        parts = [*parts, _Part(zeros.expand(rows, heads, dim), sink.detach().float()[:, None].expand(heads, rows))]
-    if parts:
-        _merge(parts, result)
-    else:
-        result.out.zero_()
-        result.lse.fill_(-torch.inf)
+def _pieces(layers: list[_Layer], begin: int, end: int) -> list[tuple[int, int, list[Part]]]:
+    """Divides rows [begin, end) at the bounds of parts. Returns the parts of each piece, in the order of the layers."""
+    bounds = {begin, end}
+    for first, last, _ in (entry for layer in layers for entry in layer):
+        bounds.update(row for row in (first, last) if begin < row < end)
+    rows = sorted(bounds)
+    pieces = []
+    for first, last in zip(rows, rows[1:]):
+        entries = [(row, part) for layer in layers for row, stop, part in layer if row <= first and last <= stop]
+        pieces.append((first, last, [part.rows(first - row, last - row) for row, part in entries]))
+    return pieces
 
 
 # ---- Backward --------------------------------------------------------------------------------------------------------
 
 
 class _Sum:
-    """float32 rows that calls write. The first call of a row overwrites it, and further calls add to it."""
+    """float32 rows [begin, end) that calls write. A row's first call overwrites it, and further calls add to it."""
 
-    def __init__(self, like: Tensor, rows: int) -> None:
-        self.x = torch.empty((rows, *like.shape[1:]), dtype=torch.float32, device=like.device)
+    def __init__(self, like: Tensor, begin: int, end: int) -> None:
+        self.begin, self.end = begin, end
+        self.x = torch.empty((max(0, end - begin), *like.shape[1:]), dtype=torch.float32, device=like.device)
         self.written: list[tuple[int, int]] = []
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        return self.x[begin - self.begin : end - self.begin]
 
     def is_new(self, begin: int, end: int) -> bool:
         return all(end <= other[0] or other[1] <= begin for other in self.written)
@@ -270,78 +142,82 @@ class _Sum:
         """Sets the rows that no call has written to 0."""
         done = [(max(a, begin) - begin, min(b, end) - begin) for a, b in self.written if a < end and begin < b]
         for gap in uncovered(end - begin, done):
-            self.x[begin + gap[0] : begin + gap[1]].zero_()
+            self.rows(begin + gap[0], begin + gap[1]).zero_()
 
     def total(self) -> Tensor:
-        self.clear_rest(0, self.x.shape[0])
+        self.clear_rest(self.begin, self.end)
         return self.x
 
 
-def _added(left: Any, right: Any) -> Any:
-    for x, y in zip(left, right):
-        x.add_(y)
-    return left
+def _queries_of(like: Tensor, calls: Sequence[Call]) -> _Sum:
+    """Returns a sum of the rows of the calls' queries."""
+    begin, end = min((c.q_begin for c in calls), default=0), max((c.q_end for c in calls), default=0)
+    return _Sum(like, begin, end)
 
 
 class _Backward:
     """Gradients of the rank's shard. The gradients of other ranks' keys return to their owners."""
 
-    def __init__(self, execution: Execution, tensors: dict[str, Any]) -> None:
-        self.execution, self.tensors = execution, tensors
-        q, k, v = (tensors[name] for name in ("q", "k", "v"))
-        self.k, self.v = k, v
-        self.dq = _Sum(q, q.shape[0])
-        self.schedule = execution.schedule()
-        self.returned: list[tuple[Messages, list[tuple[int, Any]]]] = []
-        self.q_trees: dict[tuple[int, int], TreeSum] = {}
-        self.k_trees: dict[tuple[int, int], TreeSum] = {}
+    def __init__(self, execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> None:
+        self.execution, self.tensors, self.dtype = execution, tensors, dtype
+        self.q, self.k, self.v = (tensors[name] for name in ("q", "k", "v"))
+        self.schedule = execution.schedule(self.q, self.k)
+        self.returned: list[tuple[Messages, list[tuple[KeyRuns, list[Tensor]]]]] = []
 
-    def _compute(self, calls: Sequence[Call], keys: tuple[Tensor, Tensor], sums: tuple[_Sum, _Sum]) -> None:
+    def _compute(self, calls: Sequence[Call], keys: Sequence[Tensor], sums: tuple[_Sum, _Sum, _Sum]) -> None:
+        """Adds the gradients of calls to sums of dq, dk and dv."""
         for call in calls:
             rows, key_rows = (call.q_begin, call.q_end), (call.k_begin, call.k_end)
-            all_sums = (self.dq, rows), (sums[0], key_rows), (sums[1], key_rows)
-            accumulate = not all(x.is_new(*interval) for x, interval in all_sums)
-            for x, interval in all_sums:
+            intervals = list(zip(sums, (rows, key_rows, key_rows)))
+            accumulate = not all(x.is_new(*interval) for x, interval in intervals)
+            for x, interval in intervals:
                 if accumulate:
                     x.clear_rest(*interval)
                 x.written.append(interval)
-            views = {name: x.x[slice(*interval)] for name, (x, interval) in zip(("dq", "dk", "dv"), all_sums)}
-            self._attend(call, keys, views, accumulate)
-
-    def _attend(self, call: Call, keys: tuple[Tensor, Tensor], views: dict[str, Tensor], accumulate: bool) -> None:
-        rows = slice(call.q_begin, call.q_end)
-        of_rows: dict[str, Tensor | None] = {name: self.tensors[name][rows] for name in ("q", "out", "dout")}
-        for name in ("lse", "dlse"):
-            x = self.tensors[name]
-            of_rows[name] = None if x is None else x[:, rows]
-        k, v = (x[call.k_begin : call.k_end] for x in keys)
-        self.execution.attend(_binding.BACKWARD, call, {**of_rows, "k": k, "v": v, **views}, accumulate)
+            views = {name: x.rows(*interval) for name, (x, interval) in zip(("dq", "dk", "dv"), intervals)}
+            attend_backward(self.execution, call, self.tensors, keys, views, accumulate)
 
     def run(self) -> list[Tensor]:
-        return self._run_chunks() if self.execution.plan.chunk > 0 else self._run_sums()
-
-    # Without chunks. Some calls with the rank's own keys come last, while gradients return to their owners.
-    def _run_sums(self) -> list[Tensor]:
-        own = _Sum(self.k, self.schedule.k_rows), _Sum(self.v, self.schedule.k_rows)
-        last: list[Call] = []
-        for n, batch, *keys in _Keys(self.execution, self.k, self.v):
+        own_batch, *others = self.schedule.batches
+        if not others and len(own_batch.calls) == 1:
+            return self._run_one(own_batch.calls[0])
+        # The own, the other and the last calls have their own dq, so that few calls read the sums of earlier ones.
+        own = tuple(_Sum(x, 0, x.shape[0]) for x in (self.q, self.k, self.v))
+        other_dq = _queries_of(self.q, [call for batch in others for call in batch.calls])
+        for n, batch, *keys in _Keys(self.execution, self.schedule, self.k, self.v):
             if n == 0:
-                last = batch.last
-                self._compute(batch.first or batch.calls, tuple(keys), own)
+                self._compute(batch.first, keys, own)
                 continue
-            sums = _Sum(self.k, batch.rows), _Sum(self.v, batch.rows)
-            self._compute(batch.calls, tuple(keys), sums)
+            sums = _Sum(self.k, 0, batch.rows), _Sum(self.v, 0, batch.rows)
+            self._compute(batch.calls, keys, (other_dq, *sums))
             self._return(n, batch, [x.total() for x in sums])
         self.execution.busy = bool(self.returned)
-        self._compute(last, (self.k, self.v), own)
-        totals = [x.total() for x in own]
-        for messages, parts in self.returned:
+        last_dq = _queries_of(self.q, own_batch.last)
+        self._compute(own_batch.last, (self.k, self.v), (last_dq, *own[1:]))
+        parts = []
+        for messages, found in self.returned:
             messages.wait()
-            for runs, part in parts:
-                for x, y in zip(totals, part):
-                    _add_runs(x, y, runs)
+            parts += found
         self.execution.busy = False
-        return [self.dq.total(), *totals]
+        dq = [(begin, end, x.rows(begin, end)) for x in (other_dq, last_dq) for begin, end in intervals_of(x.written)]
+        gradients = [_added(own[0].total(), dq, self.dtype)]
+        for n, x in enumerate(own[1:]):
+            entries = [entry for runs, part in parts for entry in runs.rows_of(part[n])]
+            gradients.append(_added(x.total(), entries, self.dtype))
+        return gradients
+
+    def _run_one(self, call: Call) -> list[Tensor]:
+        """Computes the gradients by one call, which writes all rows of its span."""
+        gradients, views = [], {}
+        rows, keys = (call.q_begin, call.q_end), (call.k_begin, call.k_end)
+        for name, like, interval in (("dq", self.q, rows), ("dk", self.k, keys), ("dv", self.v, keys)):
+            x = torch.empty(like.shape, dtype=self.dtype, device=like.device)
+            for gap in uncovered(x.shape[0], [interval]):
+                x[slice(*gap)].zero_()
+            gradients.append(x)
+            views[name] = x[slice(*interval)]
+        attend_backward(self.execution, call, self.tensors, (self.k, self.v), views)
+        return gradients
 
     def _return(self, n: int, batch: Batch, sums: list[Tensor]) -> None:
         sends, receives, parts = [], [], []
@@ -353,103 +229,29 @@ class _Backward:
             parts.append((runs, part))
         self.returned.append((self.execution.messages(sends, receives), parts))
 
-    # With chunks.
-    def _run_chunks(self) -> list[Tensor]:
-        own_leaves = self.execution.leaves().of_keys(self.execution.rank)
-        self.k_trees = {key: TreeSum(sum(by_rank.values(), [])) for key, by_rank in own_leaves.items()}
-        for n, batch, *keys in _Keys(self.execution, self.k, self.v):
-            trees = [self.k_trees] if n == 0 else [self._peer_trees(peer) for peer in batch.peers]
-            for call in batch.calls:
-                self._add_leaves(call, batch, tuple(keys), trees)
-            if n > 0:
-                self._return_nodes(n, batch, trees)
-        for messages, parts in self.returned:
-            messages.wait()
-            for reader, part in parts:
-                self._add_nodes(reader, part)
-        return self._finish_chunks()
 
-    def _peer_trees(self, peer: int) -> dict[tuple[int, int], TreeSum]:
-        leaves = self.execution.leaves().of_keys(peer).items()
-        return {key: TreeSum(sum(x.values(), [])) for key, x in leaves if self.execution.rank in x}
-
-    def _add_leaves(
-        self, call: Call, batch: Batch, keys: tuple[Tensor, Tensor], trees: list[dict[tuple[int, int], TreeSum]]
-    ) -> None:
-        (q_begin, q_end), (k_begin, k_end) = call.q_span, call.k_span
-        q = self.tensors["q"]
-        sums = _Sum(q, q_end - q_begin), _Sum(self.k, k_end - k_begin), _Sum(self.v, k_end - k_begin)
-        views = {}
-        for name, x, first, begin, end in (
-            ("dq", sums[0], q_begin, call.q_begin, call.q_end),
-            ("dk", sums[1], k_begin, call.k_begin, call.k_end),
-            ("dv", sums[2], k_begin, call.k_begin, call.k_end),
-        ):
-            x.written.append((begin - first, end - first))
-            x.total()
-            views[name] = x.x[begin - first : end - first]
-        self._attend(call, keys, views, False)
-        leaves = self.execution.leaves().of_queries
-        for step in call.steps:
-            dq = sums[0].x[step.q_span[0] - q_begin : step.q_span[1] - q_begin]
-            dk, dv = (x.x[step.k_span[0] - k_begin : step.k_span[1] - k_begin] for x in sums[1:])
-            key = step.document, step.q_order
-            tree = self.q_trees.setdefault(key, TreeSum(leaves[key]))
-            tree.add(0, step.k_order, [dq], _added)
-            index = next(n for n in range(len(trees)) if step.k_row < batch.places[n + 1])
-            trees[index][step.document, step.k_order].add(0, step.q_order, [dk, dv], _added)
-
-    def _return_nodes(self, n: int, batch: Batch, trees: list[dict[tuple[int, int], TreeSum]]) -> None:
-        sends, receives, parts = [], [], []
-        for peer, chunks in zip(batch.peers, trees):
-            for key in sorted(chunks):
-                sends += [(peer, x) for node in chunks[key].values() for x in node]
-        own_leaves = self.execution.leaves().of_keys(self.execution.rank)
-        for reader, _ in self.schedule.readers[n]:
-            part = []
-            for key, by_rank in own_leaves.items():
-                if reader not in by_rank:
-                    continue
-                rows = chunk_size(self.execution.plan, *key, keys=True)
-                for node in nodes_left(sum(by_rank.values(), []), by_rank[reader]):
-                    value = [
-                        torch.empty((rows, *x.shape[1:]), dtype=torch.float32, device=x.device)
-                        for x in (self.k, self.v)
-                    ]
-                    receives += [(reader, x) for x in value]
-                    part.append((key, node, value))
-            parts.append((reader, part))
-        self.returned.append((self.execution.messages(sends, receives), parts))
-
-    def _add_nodes(self, reader: int, part: list[Any]) -> None:
-        for key, (level, index), value in part:
-            self.k_trees[key].add(level, index, value, _added)
-
-    def _finish_chunks(self) -> list[Tensor]:
-        plan, rank = self.execution.plan, self.execution.rank
-        dk, dv = _Sum(self.k, self.schedule.k_rows), _Sum(self.v, self.schedule.k_rows)
-        for (x, sums), keys in (((self.q_trees, (self.dq,)), False), ((self.k_trees, (dk, dv)), True)):
-            for key, row, end in chunk_rows(plan, rank, keys):
-                if key not in x:
-                    continue
-                for total, value in zip(sums, x[key].values()[0]):
-                    total.x[row:end] = value
-                    total.written.append((row, end))
-        return [self.dq.total(), dk.total(), dv.total()]
-
-
-def _add_runs(x: Tensor, part: Tensor, runs: KeyRuns) -> None:
-    row = 0
-    for begin, end in runs.runs:
-        x[begin:end] += part[row : row + end - begin]
-        row += end - begin
+def _added(total: Tensor, entries: list[tuple[int, int, Tensor]], dtype: torch.dtype) -> Tensor:
+    """Returns the total and parts of its rows, added in this order. The last addition of a row also rounds it."""
+    result = torch.empty(total.shape, dtype=dtype, device=total.device)
+    for n, (begin, end, part) in enumerate(entries):
+        later = [(max(a, begin) - begin, min(b, end) - begin) for a, b, _ in entries[n + 1 :] if a < end and begin < b]
+        last = uncovered(end - begin, later)
+        for first, stop in last:
+            torch.add(total[begin + first : begin + stop], part[first:stop], out=result[begin + first : begin + stop])
+        for first, stop in uncovered(end - begin, last):
+            total[begin + first : begin + stop] += part[first:stop]
+    for begin, end in uncovered(total.shape[0], [entry[:2] for entry in entries]):
+        result[begin:end] = total[begin:end]
+    return result
 
 
 def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns out and lse of the rank's rows."""
-    return _Forward(execution, q, k, v).run(sink)
+    run = _context_chunks_torch.Forward if execution.plan.chunk > 0 else _Forward
+    return run(execution, q, k, v).run(sink)
 
 
-def backward(execution: Execution, tensors: dict[str, Any]) -> list[Tensor]:
-    """Returns the float32 gradients of q, k and v. tensors: q, k, v, out, lse, dout and dlse."""
-    return _Backward(execution, tensors).run()
+def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    """Returns the gradients of q, k and v in a type. tensors: q, k, v, out, lse, dout and dlse."""
+    run = _context_chunks_torch.Backward if execution.plan.chunk > 0 else _Backward
+    return run(execution, tensors, dtype).run()

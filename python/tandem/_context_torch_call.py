@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _binding, _context_heads, _context_torch, _gradients
-from tandem._context_calls import TreeSum, chunk_rows
+from tandem import _binding, _context_heads, _context_mods, _context_torch, _gradients, _score_mod
+from tandem._context_chunks import TreeSum, chunk_rows
+from tandem._context_execution import Execution
 from tandem._context_plan import ContextPlan
-from tandem._context_torch import Execution
 from tandem._context_transport import all_gathered
 from tandem._errors import Unsupported
 
@@ -35,9 +35,7 @@ class TorchCall:
     def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
         """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
         run = _context_heads.backward if self.by_heads else _context_torch.backward
-        gradients: list[Tensor | None] = [
-            x.to(tensors[name].dtype) for name, x in zip(("q", "k", "v"), run(self.execution, tensors))
-        ]
+        gradients: list[Tensor | None] = run(self.execution, tensors, tensors["q"].dtype)
         return [*gradients, None if sink is None else self._dsink(tensors, sink)]
 
     def agree(self, tensors: dict[str, Tensor | None], with_gradients: bool) -> None:
@@ -46,8 +44,7 @@ class TorchCall:
         """
         plan, rank = self.execution.plan, self.execution.rank
         shapes = [(name, x.dtype, x.shape[1:]) for name, x in tensors.items() if x is not None]
-        numbers = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
-        words = repr((plan.hash, self.name, shapes, sorted(numbers.items()), with_gradients))
+        words = repr((plan.hash, self.name, shapes, sorted(self._numbers().items()), with_gradients))
         agreed = plan.kept.setdefault("agreed", set())
         key = words, id(self.execution.group), plan.rows(rank) == tuple(tensors[x].shape[0] for x in ("q", "k"))
         if key in agreed:
@@ -68,6 +65,16 @@ class TorchCall:
                     "all ranks"
                 )
         agreed.add(key)
+
+    def _numbers(self) -> dict[str, Any]:
+        """Returns the options that ranks compare: numbers, and texts and types of expressions."""
+        numbers = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
+        for name in _score_mod.MODS:
+            if numbers.get(name) is not None:
+                text, values = numbers[name]
+                types = [(key, (x.dtype, x.shape) if isinstance(x, Tensor) else x) for key, x, _ in values]
+                numbers[name] = text, types
+        return numbers
 
     def _refusal(self, tensors: dict[str, Any], with_gradients: bool) -> Exception | None:
         try:
@@ -104,6 +111,10 @@ class TorchCall:
         """Raises if the device does not serve one row of such tensors."""
         q, k, v = (x.new_empty((1, 1, *x.shape[1:])) for x in (q, k, v))
         options = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
+        places = torch.zeros((1, len(_context_mods.PLACES)), dtype=torch.int32, device=q.device)
+        for name in _score_mod.MODS:
+            if options.get(name) is not None:
+                options[name] = _context_mods.placed(options[name], places, 0)
         lse = torch.empty((1, q.shape[2], 1), dtype=torch.float32, device=q.device)
         call_args = {**options, "q": q, "k": k, "v": v, "out": q.new_empty((*q.shape[:-1], v.shape[-1])), "lse": lse}
         _binding.call(_binding.CHECK + _binding.FORWARD, call_args)

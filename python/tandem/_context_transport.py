@@ -117,6 +117,7 @@ class Messages:
             if x.numel() > 0
         ]
         self._works = dist.batch_isend_irecv(operations) if operations else []
+        self.on_gpu = bool(operations) and operations[0].tensor.is_cuda
 
     def wait(self) -> None:
         """With NCCL the current stream waits, else the host."""

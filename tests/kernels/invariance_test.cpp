@@ -6,6 +6,7 @@
 #include "engine/context.h"
 #include "kernels/on_gpu.h"
 #include "plan/plan.h"
+#include "reference/reference.h"
 
 namespace tandem::test {
 namespace {
@@ -254,6 +255,47 @@ TEST(KernelsInvariance, PrefillChunksAndTheWhole) {
       const int64_t begin = first * 2 * 64;
       for (int64_t n = 0; n < of_chunk.size(); ++n)
         ASSERT_EQ(std::memcmp(of_whole.element(begin + n), of_chunk.element(n), 2), 0) << more << ", element " << n;
+    }
+  }
+}
+
+// Runs a backward on outputs as they are.
+void run_backward(Instance& in, Outputs& outputs, bool accumulate) {
+  const Gpu& gpu = *the_gpu();
+  DeviceCall call(gpu, in, TANDEM_BACKWARD, outputs);
+  call.args.accumulate = accumulate ? 1 : 0;
+  call.prepare();
+  call.allocate_workspace();
+  call.forward(gpu.stream());
+  call.fetch(gpu.stream());
+}
+
+// Context parallelism adds gradients of chunks in the call or after it, and both sums must have the same bits.
+TEST(KernelsInvariance, AnAccumulatedGradientIsASeparateSum) {
+  for (const std::string heads : {"--heads-k 2 ", "--heads-k 1 "}) {
+    for (const std::string dims : {"--head-dim 128 --head-dim-v 128 ", "--head-dim 48 --head-dim-v 64 "}) {
+      const std::string flags =
+          "--gradients qkv --float32 g --dtype bf16 --packed 1 --lengths-q 70,130 --lengths-k "
+          "150,140 --causal 1 --invariant 1 --heads-q 2 " +
+          heads + dims;
+      Instance in(from_flags(kServed + flags));
+      Outputs exact = in.exact_outputs(TANDEM_FORWARD);
+      reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+      in.give_results(&exact);
+      Outputs alone = in.outputs(TANDEM_BACKWARD), sums = in.outputs(TANDEM_BACKWARD);
+      const std::vector<std::pair<Tensor*, Tensor*>> gradients = {
+          {&alone.dq, &sums.dq}, {&alone.dk, &sums.dk}, {&alone.dv, &sums.dv}};
+      const auto before = [](int64_t n) { return static_cast<float>(n % 101 - 50) * 0.013f; };
+      for (const auto& [_, sum] : gradients)
+        for (int64_t n = 0; n < sum->size(); ++n) sum->set(n, before(n));
+      run_backward(in, alone, false);
+      run_backward(in, sums, true);
+      for (const auto& [gradient, sum] : gradients) {
+        for (int64_t n = 0; n < sum->size(); ++n) {
+          const float expected = before(n) + static_cast<float>(gradient->get(n));
+          ASSERT_EQ(static_cast<float>(sum->get(n)), expected) << flags << ", element " << n;
+        }
+      }
     }
   }
 }

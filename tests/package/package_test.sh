@@ -15,7 +15,7 @@ mv "$work/first" "$work/prefix" # an installed folder may be moved
 prefix=$work/prefix
 for file in lib/libtandem.so lib/libtandem.so.0 "lib/libtandem.so.$version" lib/libtandem_vgpu.so.0 \
   "lib/libtandem_vgpu.so.$version" lib/tandem/virtual_cuda/libcuda.so.1 lib/tandem/virtual_cuda/libcudart.so.13 \
-  share/doc/tandem/LICENSE share/tandem/minilm/passage.safetensors lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp include/tandem/context_parallel.h include/tandem/context_parallel.hpp bin/tandem; do
+  share/doc/tandem/LICENSE share/tandem/minilm/passage.safetensors lib/pkgconfig/tandem.pc lib/cmake/tandem/tandemConfig.cmake include/tandem/tandem.h include/tandem/tandem.hpp include/tandem/context_parallel.h include/tandem/context_parallel.hpp include/tandem/context_parallel_mpi.h bin/tandem; do
   found=$(find "$prefix" -path "$prefix/${file%%/*}*/${file##*/}" | head -n 1)
   [ -n "$found" ] || fail "$file was not installed"
 done

@@ -179,6 +179,32 @@ def case_mods_and_dropout(r):
             torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
 
 
+def case_torch_mods(r):
+    """Expressions in the executions for GPUs read the positions and heads of the whole batch."""
+    table = torch.linspace(-1, 1, 41)
+    options = {
+        "score_mod": tandem.Mod("d = q - k; score + table[q] - 0.1 * head + 0.01 * d / seqlen_k  # k", table=table),
+        "mask_mod": "k <= q + batch or (head + seqlen_q) % 3 == at_",
+    }
+    options["mask_mod"] = tandem.Mod(options["mask_mod"], at_=1)
+    batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    inputs = [x.clone().requires_grad_() for x in batch[:3]]
+    whole, lse = tandem.attention(
+        *inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, window=(30, None), return_lse=True, **options
+    )
+    gradients = torch.autograd.grad((whole * batch[3]).sum() + (lse * batch[4]).sum(), inputs)
+    bound = {name: _context_parallel._bound(mod, name) for name, mod in options.items()}
+    for n, execution in enumerate(EXECUTIONS):
+        for layout, chunk in (("balanced", 0), ("striped", 0), (("zigzag", "striped", "contiguous")[n], 8)):
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, window=(30, None))
+            out, own_lse, *own = r.run(plan, batch, execution=execution, attend=by_torch, **bound)
+            torch.testing.assert_close(own_lse.detach(), plan.shard(lse.detach(), r.rank, dim=1), atol=2e-5, rtol=1e-4)
+            for x, y in zip((out.detach(), *own), (whole.detach(), *gradients)):
+                torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
+    dropout = {"dropout_p": 0.5, "seed": 1}
+    expect_error(tandem.Unsupported, "dropout_p must be 0", r.run, plan, batch, attend=by_torch, **dropout)
+
+
 def case_bits(r):
     """With chunks the bits are equal to the bits of one rank, for 16-bit types too."""
     sink = torch.tensor([0.5, -1, 2, 0])

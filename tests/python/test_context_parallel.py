@@ -108,6 +108,79 @@ def test_executions_are_chosen_by_predicted_time():
     assert short["ring"] > short["gather"]
 
 
+def _pairs(calls, q_rows, k_rows):
+    """The number of calls that compute each pair of a query row and a key row."""
+    count = np.zeros((q_rows, k_rows), int)
+    for step in (step for call in calls for step in call.steps):
+        distance = np.arange(step.k_row, step.k_end)[None] - np.arange(step.q_row, step.q_end)[:, None]
+        least, greatest = step.lines
+        visible = np.ones_like(distance, bool) if least is None else distance >= least
+        visible &= True if greatest is None else distance <= greatest
+        assert visible.sum() == step.pairs
+        count[step.q_row : step.q_end, step.k_row : step.k_end] += visible
+    return count
+
+
+@pytest.mark.parametrize("layout", ["balanced", "contiguous", "zigzag", "per_document", "striped"])
+def test_calls_compute_each_pair_once(layout):
+    from tandem._context_calls import Schedule, steps_of
+
+    random = np.random.default_rng(7)
+    for n in range(24):
+        ranks, lengths = int(random.integers(1, 5)), random.integers(0, 300, random.integers(1, 4))
+        mask = [{}, {"causal": True}, {"causal": True, "window": (40, None)}, {"window": (30, 20)}][n % 4]
+        plan = tandem.ContextPlan(lengths, ranks, layout=layout, **mask)
+        for rank in range(ranks):
+            schedule = Schedule(plan, rank, 1 + n % 3, n % 5 == 0, 1 + n % 2)
+            for batch in schedule.batches:
+                expected = _pairs(batch.calls, schedule.q_rows, batch.rows)
+                assert expected.max(initial=0) <= 1
+                forward = [*batch.direct, *(call for part in batch.parts for call in part)]
+                assert np.array_equal(_pairs(forward, schedule.q_rows, batch.rows), expected)
+                if batch.peers == [rank]:
+                    backward = [*batch.first, *batch.last] if ranks > 1 else batch.calls
+                    assert np.array_equal(_pairs(backward, schedule.q_rows, batch.rows), expected)
+            total = sum(step.pairs for batch in schedule.batches for step in batch.steps)
+            assert total == sum(step.pairs for peer in range(ranks) for step in steps_of(plan, rank, peer))
+
+
+def test_zigzags_need_few_calls():
+    from tandem._context_calls import Schedule
+
+    plan = tandem.ContextPlan([16384], 2, causal=True)
+    for rank, shape in ((0, (4096, 8192)), (1, (8192, 4096))):
+        own, other = Schedule(plan, rank, 1, False, 1).batches
+        assert [(call.is_packed, call.window) for call in own.calls] == [(False, (None, 0))]
+        assert [(c.q_end - c.q_begin, c.k_end - c.k_begin, c.window) for c in other.calls] == [(*shape, (None, None))]
+    # A window's own queries have one call that needs no merge, and another for the queries with other keys.
+    plan = tandem.ContextPlan([16384], 2, causal=True, window=(512, None))
+    own, other = Schedule(plan, 1, 1, False, 1).batches
+    assert [(call.q_begin, call.q_end) for call in own.direct] == [(512, 8192)]
+    assert [[(call.q_begin, call.q_end) for call in part] for part in own.parts] == [[(0, 512)]]
+    assert other.rows == 512
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_steps_of_chunks_do_not_depend_on_ranks(ranks):
+    from tandem._context_chunks import ChunkSchedule, chunk_steps
+
+    mask = {"causal": True, "window": (70, None)}
+    lengths = [300, 0, 7, 129]
+    names = ("document", "q_order", "k_order", "q_begin", "k_begin", "diagonal", "left", "right", "pairs")
+
+    def of(plan):
+        steps = [step for rank in range(plan.ranks) for step in chunk_steps(plan, rank)]
+        return sorted([*(getattr(step, name) for name in names), step.q_end - step.q_row, step.k_end] for step in steps)
+
+    for layout in ("balanced", "striped"):
+        plan = tandem.ContextPlan(lengths, ranks, chunk=16, layout=layout, **mask)
+        assert of(plan) == of(tandem.ContextPlan(lengths, 1, chunk=16, **mask))
+        for rank in range(ranks):
+            schedule = ChunkSchedule(plan, rank)
+            calls = [*schedule.first, *schedule.others, *schedule.last]
+            assert sum(len(call.steps) for call in calls) == len(chunk_steps(plan, rank))
+
+
 def test_shards_have_gradients():
     plan = tandem.ContextPlan([9, 4], 3, seqlens_k=[5, 2])
     x = torch.zeros(7, 2, requires_grad=True)

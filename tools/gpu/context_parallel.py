@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times context parallelism on the GPUs of one machine, next to torch's own.
 
-    tools/gpu/context_parallel.py [--ranks 2] [--only check,times,peer] [--out ranks.json] [--cpu]
+    tools/gpu/context_parallel.py [--ranks 2] [--only check,times,breakdown,peer] [--out ranks.json] [--cpu]
 
 The program needs torch with CUDA and NCCL, and tandem installed. The program starts one process for each GPU. NVLink multicast
 stays off.
@@ -9,6 +9,8 @@ stays off.
 check: every execution, forward and gradients, for masks, layouts, packed documents, grouped heads and sinks. Errors
 against float64 may be twice the errors of one GPU. With chunks the bits must be the bits of one rank.
 times: causal, 32 heads of 128, bfloat16, forward and backward together. efficiency = time of one GPU / (ranks * time).
+breakdown: the kernels of both passes by torch's profiler. Prints the milliseconds of attention, merges, copies and
+sums, messages, and those in which the stream of attention is idle. The file has every kernel of rank 0.
 peer: torch's context_parallel with cuDNN's attention, for the same problem.
 --cpu runs the same program over gloo at tiny sizes, to try it. Prints one line a case; exits 1 if a number is wrong.
 """
@@ -27,12 +29,13 @@ import traceback
 
 os.environ["NCCL_NVLS_ENABLE"] = "0"
 
+import kernel_times
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
 HEADS, HEAD_DIM = 32, 128
-STEPS = ("check", "times", "peer")
+STEPS = ("check", "times", "breakdown", "peer")
 
 
 def parse() -> argparse.Namespace:
@@ -119,8 +122,8 @@ class Rank:
 NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
 
 
-def exact(lens, batch, mask, sink, dtype):
-    """Standard attention of packed documents in a type, with gradients."""
+def exact(lens, batch, mask, sink, dtype, with_lse=True):
+    """Standard attention of packed documents in a type, with gradients of out, and of lse with with_lse."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in batch[:3]]
     logits = None if sink is None else sink.detach().to(dtype).requires_grad_()
     outs, lses, begin = [], [], 0
@@ -142,8 +145,9 @@ def exact(lens, batch, mask, sink, dtype):
         lses.append(whole.logsumexp(-1))
         outs.append((torch.exp(scores - lses[-1][..., None]).to(dtype) @ v).transpose(0, 1))
     out, lse = torch.cat(outs), torch.cat(lses, 1)
-    loss = (out * batch[3].to(dtype)).sum() + lse.square().sum() * 1e-3
-    return [out, lse, *torch.autograd.grad(loss, [*inputs, *([] if logits is None else [logits])])]
+    loss = (out * batch[3].to(dtype)).sum() + (lse.square().sum() * 1e-3 if with_lse else 0)
+    gradients = torch.autograd.grad(loss, [*inputs, *([] if logits is None else [logits])])
+    return [out.detach(), *([lse.detach()] if with_lse else []), *gradients]
 
 
 def check(r: Rank) -> None:
@@ -250,34 +254,37 @@ def calls_of(r: Rank, tokens: int) -> int:
     return 1 if r.cpu else max(2, 10 * 16384 // tokens)
 
 
-def groups_of(r: Rank) -> list[tuple[str, object, int]]:
-    """Groups with a name, and the multiprocessors that attention leaves to their messages."""
+def groups_of(r: Rank) -> list[tuple[str, object, int, int]]:
+    """Groups with a name, the multiprocessors that attention leaves to their messages, and the messages' head start."""
     if r.cpu:
-        return [("gloo", None, 0)]
-    groups = []
-    for ctas, spare in ((0, 0), (16, 16), (8, 8), (4, 4), (8, 0)):
+        return [("gloo", None, 0, 0)]
+    groups = {}
+    for ctas in (0, 16):
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         if ctas:
             options.config.max_ctas = ctas
-        group = dist.new_group(list(range(r.ranks)), backend="nccl", pg_options=options)
-        groups.append((f"max_ctas {ctas or 'default'}, {spare} SMs spared", group, spare))
-    return groups
+        groups[ctas] = dist.new_group(list(range(r.ranks)), backend="nccl", pg_options=options)
+    found = []
+    for ctas, spare, start in ((0, 0, 15_000), (0, 0, 0), (0, 0, 40_000), (0, 16, 15_000), (0, 32, 15_000), (16, 16, 0)):
+        name = f"max_ctas {ctas or 'default'}, {spare} SMs spared, head start {start}"
+        found.append((name, groups[ctas], spare, start))
+    return found
 
 
 class Timing:
     """Times of context parallelism and of one GPU."""
 
     def __init__(self, r: Rank) -> None:
-        self.r, self.alone, self.group = r, {}, ("", None, 0)
+        self.r, self.alone, self.group = r, {}, ("", None, 0, 0)
 
     def measure(self, tokens: int, execution: str = "gather", chunk: int = 0, window=None) -> float:
         """Returns the time of both passes."""
-        from tandem import _context_torch_call
+        from tandem import _context_execution, _context_torch_call
 
         r = self.r
         if (tokens, window) not in self.alone:
             self.alone[tokens, window] = one_gpu(r, tokens, window)
-        name, group, _context_torch_call.SPARE_SMS = self.group
+        name, group, _context_torch_call.SPARE_SMS, _context_execution.HEAD_START = self.group
         plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True, window=window, chunk=chunk)
         rows = plan.rows(r.rank)
         q, k, v, dout = (r.random(rows[0], heads_of(r), dim_of(r), seed=n) for n in range(4))
@@ -301,7 +308,8 @@ def times(r: Rank) -> None:
     longest = lengths[-1]
     for group in groups_of(r):
         timing.group = group
-        links(r, group)
+        if group[3] == 0:
+            links(r, group)
         found.append((timing.measure(lengths[0]), len(found), group))
     timing.group = min(found)[2]
     r.say(f"further times with {timing.group[0]}")
@@ -340,7 +348,7 @@ def host_time(r: Rank, tokens: int) -> None:
     r.say(f"host: both passes of {tokens} tokens are issued in {r.worst(host)[0]:.3f} ms", host=host)
 
 
-def links(r: Rank, group: tuple[str, object, int]) -> None:
+def links(r: Rank, group: tuple[str, object, int, int]) -> None:
     """The times of messages, for the choice between executions."""
     for size in (2**20, 2**25, 2**27) if not r.cpu else (2**10,):
         x, y = (torch.empty(size, dtype=torch.uint8, device=r.device) for _ in range(2))
@@ -357,6 +365,37 @@ def links(r: Rank, group: tuple[str, object, int]) -> None:
         duration = milliseconds(r, step, 10 if not r.cpu else 1)
         text = f"link {group[0]}: ring step of {size >> 20} MB {duration:.3f} ms, {size / duration / 1e6:.0f} GB/s"
         r.say(text, size=size, milliseconds=duration)
+
+
+def breakdown(r: Rank) -> None:
+    """The kernels of both passes, of each rank."""
+    if r.cpu:
+        return
+    long = r.arguments.tokens[-1]
+    cases = [{"tokens": n} for n in r.arguments.tokens]
+    cases += [{"tokens": long, "chunk": long // 16}, {"tokens": long, "window": (long // 64, None)}]
+    group = groups_of(r)[0][1]
+    for case in cases:
+        if r.late():
+            r.say("breakdown: no time left")
+            return
+        plan = r.tandem.ContextPlan(
+            [case["tokens"]], r.ranks, causal=True, window=case.get("window"), chunk=case.get("chunk", 0)
+        )
+        q, k, v, dout = (r.random(plan.rows(r.rank)[0], HEADS, HEAD_DIM, seed=n) for n in range(4))
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        both = training(r, lambda *x, plan=plan: r.attend(x, plan, "gather", group=group)[0], inputs, dout)
+        both()
+        calls = 3
+        dist.barrier(r.host)
+        kernels = kernel_times.profiled(both, calls)
+        lines = [None] * r.ranks
+        dist.all_gather_object(lines, kernel_times.by_kind(kernels, calls), group=r.host)
+        for rank, line in enumerate(lines):
+            r.say(f"breakdown {case}, rank {rank}: " + ", ".join(f"{name} {ms:.3f}" for name, ms in line.items()),
+                  case=f"breakdown {case}", rank=rank, milliseconds=line)
+        r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
+                                                              for a, b, c, d in kernels]})
 
 
 def peer(r: Rank) -> None:
@@ -392,14 +431,14 @@ def run(rank: int, port: int, arguments: argparse.Namespace) -> None:
     r.alone = [dist.new_group([n], backend=None if arguments.cpu else "nccl") for n in range(r.ranks)][rank]
     name = "CPU" if r.cpu else torch.cuda.get_device_name()
     r.say(f"torch {torch.__version__}, tandem {r.tandem.__version__}, {r.ranks} x {name}", name=name)
-    steps = {"check": [check], "times": [times], "peer": [] if r.cpu else [peer]}
+    steps = {"check": [check], "times": [times], "breakdown": [breakdown], "peer": [] if r.cpu else [peer]}
     for step in [step for name in arguments.only for step in steps[name]]:
         try:
             step(r)
         except Exception:
-            r.lines.append({"case": step.__name__, "right": step is peer})
+            r.lines.append({"case": step.__name__, "right": step in (peer, breakdown)})
             print(f"rank {rank}: {step.__name__}\n{traceback.format_exc()}", flush=True)
-            if step is not peer:
+            if step not in (peer, breakdown):
                 break  # the other ranks may wait for this rank
     if rank == 0 and arguments.out:
         with open(arguments.out, "w") as file:

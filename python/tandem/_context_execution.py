@@ -1,0 +1,175 @@
+"""One rank's part in an attention on torch tensors: calls, merges and messages, in the order of the current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem import _binding, _context_mods, _score_mod
+from tandem._context_calls import Call, Schedule
+from tandem._context_chunks import ChunkSchedule
+from tandem._context_plan import ContextPlan
+from tandem._context_transport import Messages
+
+# Clocks between the start of messages and the next call.
+HEAD_START = 15_000
+
+
+@dataclass
+class Execution:
+    """The arguments of both passes. The first query head is first_head of the whole call's.
+
+    options: softmax_scale, softcap, alibi_slopes, score_mod and mask_mod as call_args.
+    """
+
+    plan: ContextPlan
+    rank: int
+    group: Any  # None: the plan has one rank
+    rounds_at_once: int
+    options: dict[str, Any]
+    # Multiprocessors that calls leave to messages while messages are in flight.
+    spare_sms: int = 0
+    first_head: int = 0
+    busy: bool = field(default=False, init=False)
+
+    def schedule(self, q: Tensor, k: Tensor) -> Schedule:
+        group = max(1, q.shape[1] // max(1, k.shape[1]))
+        key = "schedule", self.rank, self.rounds_at_once, self.by_distance, group
+        found = self.plan.kept.get(key)
+        if found is None:
+            found = self.plan.kept[key] = Schedule(self.plan, *key[1:])
+        return found
+
+    def chunk_schedule(self) -> ChunkSchedule:
+        key = "chunk schedule", self.rank
+        found = self.plan.kept.get(key)
+        if found is None:
+            found = self.plan.kept[key] = ChunkSchedule(self.plan, self.rank)
+        return found
+
+    @property
+    def by_distance(self) -> bool:
+        """Is True if a call reads positions, which the mask of joined steps does not have."""
+        return any(self.options.get(name) is not None for name in ("alibi_slopes", *_score_mod.MODS))
+
+    def alone(self, options: dict[str, Any], first_head: int) -> Execution:
+        """Returns the execution of all tokens on this rank."""
+        return Execution(self.plan.on_one_rank(), 0, None, 1, options, first_head=first_head)
+
+    def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
+        """Starts messages. On a GPU calls that follow start later than NCCL's kernels, because a call's CTAs keep their
+        multiprocessors until its end.
+        """
+        messages = Messages(self.group, sends, receives)
+        if messages.on_gpu:
+            torch.cuda._sleep(HEAD_START)
+        return messages
+
+    def attend(self, what: int, call: Call, tensors: dict[str, Tensor | None], accumulate: bool = False) -> None:
+        """Computes a call. tensors: rows of queries and keys of the call, as call_args."""
+        args = {**self.options, **self._sequences(call, tensors["q"].device)}
+        if not call.is_packed:
+            tensors = {name: None if x is None else x[None] for name, x in tensors.items()}
+        if accumulate:
+            args["accumulate"] = True
+        if self.plan.chunk > 0:
+            args["batch_invariant"] = True
+        if self.busy and self.spare_sms > 0 and tensors["q"].is_cuda:
+            sms = torch.cuda.get_device_properties(tensors["q"].device).multi_processor_count
+            args["sm_limit"] = sms - self.spare_sms
+        _binding.call(what, {**args, **tensors})
+
+    def _sequences(self, call: Call, device: torch.device) -> dict[str, Any]:
+        """Returns the sequences of a call as call_args, without a copy from the host after the first time."""
+        found = call.on_device.get(device)
+        if found is None:
+            found = call.on_device[device] = _sequences(self.plan, call, device)
+        args, places = found
+        args = dict(args)
+        slopes = self.options.get("alibi_slopes")
+        if slopes is not None and slopes.dim() == 2:
+            args["alibi_slopes"] = slopes.index_select(0, places[:, 0])
+        for name in _score_mod.MODS:
+            if self.options.get(name) is not None:
+                args[name] = _context_mods.placed(self.options[name], places, self.first_head)
+        return args
+
+
+def _sequences(plan: ContextPlan, call: Call, device: torch.device) -> tuple[dict[str, Any], Tensor]:
+    """Returns the sequences and the mask of a call as call_args, and the places of the sequences."""
+    cu_q, cu_k, diagonals, steps = call.sequences()
+    args: dict[str, Any] = {"alignment": "explicit", "window": call.window}
+    if call.is_packed:
+        q, k, diagonal = (torch.tensor(x, dtype=torch.int32, device=device) for x in (cu_q, cu_k, diagonals))
+        args.update(cu_seqlens_q=q, cu_seqlens_k=k, diagonal_offsets=diagonal)
+        for name, cu in (("max_seqlen_q", cu_q), ("max_seqlen_k", cu_k)):
+            args[name] = max(end - begin for begin, end in zip(cu, cu[1:]))
+    else:
+        args["diagonal_offset"] = diagonals[0]
+    lengths = plan.lengths(), plan.lengths(keys=True)
+    places = [
+        (step.document, step.q_begin, step.k_begin, step.stride, *(int(x[step.document]) for x in lengths))
+        for step in steps
+    ]
+    return args, torch.tensor(places, dtype=torch.int32, device=device)
+
+
+def concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+    """Returns the rows of runs, without a copy if they are one compact run."""
+    rows = [x[begin:end] for begin, end in runs]
+    return rows[0].contiguous() if len(rows) == 1 else torch.cat(rows) if rows else x[:0].contiguous()
+
+
+class Part:
+    """Rows of attention over some keys. Rows without keys have lse -inf, and no value in out."""
+
+    def __init__(self, out: Tensor, lse: Tensor) -> None:
+        self.out, self.lse = out, lse
+
+    @classmethod
+    def empty(cls, rows: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Part:
+        lse = torch.empty((heads, rows), dtype=torch.float32, device=device)
+        return cls(torch.empty((rows, heads, dim), dtype=dtype, device=device), lse)
+
+    def rows(self, begin: int, end: int) -> Part:
+        return Part(self.out[begin:end], self.lse[:, begin:end])
+
+
+def merge(parts: Sequence[Part], result: Part) -> None:
+    if result.out.numel() > 0:
+        _binding.merge([p.out for p in parts], [p.lse for p in parts], result.out, result.lse)
+
+
+def write(parts: list[Part], sink: Tensor | None, result: Part) -> None:
+    """Merges parts and the sink, a key with the value 0 that each row has once."""
+    rows, heads, dim = result.out.shape
+    if sink is not None:
+        zeros = torch.zeros((1, 1, dim), dtype=torch.float32, device=sink.device)
+        parts = [*parts, Part(zeros.expand(rows, heads, dim), sink.detach().float()[:, None].expand(heads, rows))]
+    if parts:
+        merge(parts, result)
+    else:
+        result.out.zero_()
+        result.lse.fill_(-torch.inf)
+
+
+def attend_backward(
+    execution: Execution,
+    call: Call,
+    tensors: dict[str, Any],
+    keys: Sequence[Tensor],
+    gradients: dict[str, Tensor],
+    accumulate: bool = False,
+) -> None:
+    """Computes the backward of a call. tensors: of all rows of the rank. keys: k and v of the call's buffer."""
+    rows = slice(call.q_begin, call.q_end)
+    of_rows: dict[str, Tensor | None] = {name: tensors[name][rows] for name in ("q", "out", "dout")}
+    for name in ("lse", "dlse"):
+        x = tensors[name]
+        of_rows[name] = None if x is None else x[:, rows]
+    k, v = (x[call.k_begin : call.k_end] for x in keys)
+    execution.attend(_binding.BACKWARD, call, {**of_rows, "k": k, "v": v, **gradients}, accumulate)

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Checks context parallelism with the kernels of a virtual GPU: ranks are threads, and messages go through queues.
+
+    tools/gpu/context_virtual.py [vgpu:h200] [--quick]
+
+The program needs torch, NVRTC, and a tandem package that finds libtandem_vgpu.so (TANDEM_VGPU_LIBRARY). All cases take
+about five minutes on two cores, most of it for compiling kernels. The errors against float64 may be twice the errors
+of one rank. With chunks the bits must be the bits of one rank. Exits 1 if a case is wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import queue
+import sys
+import threading
+import traceback
+
+os.environ["TANDEM_PYTHON_BOUNDARY"] = "ctypes"  # with ctypes the context of a call can be chosen
+
+import torch
+from context_parallel import exact
+
+import tandem
+from tandem import _binding, _context_execution, _context_parallel, _context_torch_call, _ctypes
+
+QUEUES: dict[tuple[int, int], queue.Queue] = {}
+NUMBERS = threading.local()  # the thread's rank
+
+
+class QueueMessages:
+    """Takes the place of Messages."""
+
+    on_gpu = False
+
+    def __init__(self, _, sends, receives) -> None:
+        self.receives = receives
+        for peer, x in sends:
+            QUEUES.setdefault((NUMBERS.rank, peer), queue.Queue()).put(x.clone())
+
+    def wait(self) -> None:
+        for peer, x in self.receives:
+            x.copy_(QUEUES.setdefault((peer, NUMBERS.rank), queue.Queue()).get(timeout=300))
+
+
+def open_device(name: str) -> None:
+    """Runs all calls on that device, one at a time."""
+    context, lock = ctypes.c_void_p(), threading.Lock()
+    options = _ctypes._ContextOptions(size=ctypes.sizeof(_ctypes._ContextOptions), device=name.encode())
+    if _ctypes._library.tandem_context_create(options, ctypes.byref(context)) != 0:
+        raise SystemExit(_ctypes.last_error())
+    _ctypes._context = lambda: context
+    _context_execution.Messages = QueueMessages
+
+    def one_at_a_time(function):
+        def call(*arguments):
+            with lock:
+                return function(*arguments)
+
+        return call
+
+    _binding.call, _binding.merge = one_at_a_time(_binding.call), one_at_a_time(_binding.merge)
+
+
+def run(plan, batch, execution: str, mods: dict) -> list:
+    """Returns out, dq, dk and dv of each rank, or its exception."""
+    results: list = [None] * plan.ranks
+    options = {"softmax_scale": batch[0].shape[-1] ** -0.5, "softcap": 0.0, "alibi_slopes": None, **mods}
+
+    def body(rank: int) -> None:
+        NUMBERS.rank = rank
+        try:
+            q, k, v, dout = (plan.shard(x.detach(), rank, keys=keys) for x, keys in zip(batch, (0, 1, 1, 0)))
+            call = _context_torch_call.TorchCall(plan, rank, object(), execution, options)
+            out, lse = call.forward(q, k, v, None)
+            tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": None}
+            results[rank] = [out, *call.backward(tensors, None)[:3]]
+        except Exception as error:
+            traceback.print_exc()
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(plan.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def is_right(plan, results: list, one: list, truth: list) -> bool:
+    if any(isinstance(x, Exception) for x in results):
+        return False
+    right = True
+    for (rank, own), n in itertools.product(enumerate(results), range(4)):
+        x, whole, expected = own[n], plan.shard(one[n], rank), plan.shard(truth[n], rank)
+        if x.numel() == 0:
+            continue
+        allowed = max(2 * (one[n].double() - truth[n]).abs().max().item(), 4e-3)
+        right = right and (x.double() - expected).abs().max().item() <= allowed
+        right = right and (plan.chunk == 0 or torch.equal(x.view(torch.int16), whole.view(torch.int16)))
+    return right
+
+
+def main() -> int:
+    arguments = [x for x in sys.argv[1:] if not x.startswith("--")]
+    quick = "--quick" in sys.argv
+    open_device(arguments[0] if arguments else "vgpu:h200")
+    generator, wrong = torch.Generator().manual_seed(1), 0
+    by_position = {"mask_mod": _context_parallel._bound("k <= q", "mask_mod")}
+    documents, causal = [330, 0, 1, 150], {"causal": True}
+    # Lengths, the mask of the plan, the whole mask, and expressions.
+    masks = [([600], causal, causal, {}), (documents, {}, causal, by_position)]
+    masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
+    cases = itertools.product([(2, 2), (4, 2)], masks, (0, 80))
+    for heads, (lens, mask, whole, mods), chunk in itertools.islice(cases, 4 if quick else None):
+        shapes = [(sum(lens), n, 64) for n in (heads[0], heads[1], heads[1], heads[0])]
+        batch = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+        truth = exact(lens, batch, whole, None, torch.float64, with_lse=False)
+        one = run(tandem.ContextPlan(lens, 1, chunk=chunk, **mask), batch, "gather", mods)[0]
+        for ranks, execution, layout in ((2, "gather", "balanced"), (3, "ring", "striped"), (2, "heads", "zigzag")):
+            plan = tandem.ContextPlan(lens, ranks, chunk=chunk, layout=layout, **mask)
+            right = is_right(plan, run(plan, batch, execution, mods), one, truth)
+            wrong += not right
+            text = f"{heads} heads, {lens}, {mask}, {', '.join(mods) or 'no expression'}, chunk {chunk}, {execution}"
+            print(f"{'ok   ' if right else 'WRONG'} {text}, {plan!r}", flush=True)
+    print(f"{wrong} wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

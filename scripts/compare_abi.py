@@ -21,7 +21,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEADER = "include/tandem/tandem.h"
 # A caller states the size of these structs, so fields may follow the last field. DLPack's tensor may not grow.
-GROWABLE = r"tandem_(?:attention_args|mod|merge_args|append_kv_args|block_mask_args|context_options)"
+GROWABLE = r"tandem_(?:attention_args|mod|merge_args|append_kv_args|cascade_args|block_mask_args|context_options)"
 
 
 def declared_functions(header: str) -> list[str]:

@@ -403,6 +403,43 @@ TANDEM_API tandem_status tandem_merge(tandem_context* context, const tandem_merg
 /* Compiles every kernel that a merge on the context's GPU needs. Does nothing on the CPU. */
 TANDEM_API tandem_status tandem_prepare_merge(tandem_context* context);
 
+/* ---- Shared prefixes: since 0.2 --------------------------------------------------------------------------------- */
+
+/* Attention of requests to keys that their group shares, and to their own keys, which follow the shared keys. The
+ * shared keys are read once for each group. The call runs a forward for the shared keys and a forward for the own keys,
+ * and merges both float32 results in this order. In the first forward the queries of a group are one sequence without
+ * a mask. With batch_invariant a request's result depends on its group alone. */
+typedef struct tandem_cascade_args {
+  int64_t size; /* sizeof(tandem_cascade_args) */
+
+  /* The forward of each request's own keys: packed q, cu_seqlens_q, k and v in pages, page_table, seqused_k. out and
+   * lse are the results of the whole call, and lse may be NULL. causal hides own keys only. The sink counts once. bias,
+   * alibi_slopes, dropout, score_mod, mask_mod, block lists, windows, other alignments, seqused_q and max_scores are
+   * refused. If cu_seqlens_q ends before total_q, the rows after it have undefined results. */
+  const tandem_attention_args* own;
+
+  /* (groups + 1), int32: the first row of q of each group. Groups are whole requests, and the last entry equals
+   * cu_seqlens_q's, which the CPU checks. */
+  const tandem_tensor* cu_seqlens_group;
+  /* (groups, max_pages) and (groups), int32: the pages and the number of each group's shared keys. The number may be 0.
+   * The rules of page_table and seqused_k apply. */
+  const tandem_tensor* group_page_table;
+  const tandem_tensor* group_seqused_k;
+  int64_t max_rows_group; /* at least the rows of q of the largest group; 0: total_q */
+} tandem_cascade_args;
+
+/* Returns the bytes of workspace, or the error of the call. Ignores data pointers. */
+TANDEM_API tandem_status tandem_cascade_workspace_size(tandem_context* context, const tandem_cascade_args* args,
+                                                       size_t* bytes);
+
+/* Compiles the kernels of the call. Does nothing on the CPU. Ignores data pointers. */
+TANDEM_API tandem_status tandem_prepare_cascade(tandem_context* context, const tandem_cascade_args* args);
+
+/* workspace, stream: see tandem_forward. A GPU reads all lengths and tables on the device, so that a captured graph may
+ * be replayed with other values. out and lse are written by the merge alone. */
+TANDEM_API tandem_status tandem_cascade(tandem_context* context, const tandem_cascade_args* args, void* workspace,
+                                        size_t workspace_bytes, void* stream);
+
 /* ---- Appending to a cache: since 0.2 ---------------------------------------------------------------------------- */
 
 /* Writes new keys and values into a cache, and rotates new keys and queries (rotary position embedding).

@@ -10,8 +10,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=tools/gpu/proof.sh
 . "$here/tools/gpu/proof.sh"
 build=${1:?usage: scripts/prove_cpu.sh <build folder> [<file.json>]} json=${2:-$here/docs/results/cpu-proof.json}
-tests=$build/tests/cpu/cpu_test fuzz=$build/tests/support/tandem_fuzz
-for file in "$tests" "$fuzz"; do
+tests=$build/tests/cpu/cpu_test fuzz=$build/tests/support/tandem_fuzz soak=$build/tests/support/tandem_soak
+for file in "$tests" "$fuzz" "$soak"; do
   [ -x "$file" ] || die "$file must exist: build it (cmake --build $build) or copy it here"
 done
 
@@ -24,6 +24,10 @@ for target in best generic avx2 avx512; do
   fi
   step "tests, $target" 'tests ran' "$tests"
   step "fuzz, $target" ' problems, ' "$fuzz" --device cpu --seed 1000 --count "${FUZZ:-1000}"
+done
+unset TANDEM_CPU_TARGET
+for type in f32 bf16; do
+  step "continuous batching, $type" ' steps, ' "$soak" --steps 100000 --dtype $type
 done
 TANDEM_NVRTC=none
 finish "$json" "$(uname -m), $(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo), $(nproc) cores" none

@@ -68,6 +68,13 @@ struct PageParams {
   int page_size, pages;  // rows of a page; number of pages
 };
 
+// T.gathers_pages: values in pages. Strides are in units of kUnit elements. MaxScoresParams has the keys.
+struct PagedValues {
+  static constexpr int kUnit = 8;
+  const void* data;
+  unsigned page, row, head;
+};
+
 // The parameter of the forward kernels. Strides are in elements. Packed tensors have one batch with all rows.
 struct ForwardParams {
   // q, out: (head_dim, pack_gqa, seqlen_q, heads_q / pack_gqa, batch), boxes of 64 columns (float32 out: 32) and 64
@@ -121,6 +128,7 @@ struct ForwardParams {
   MaxScoresParams max_scores;  // with T.max_scores
   SplitParams split;           // with T.split_keys or T.device_splits
   PageParams pages;            // with T.page_rows
+  PagedValues values;          // with T.gathers_pages
 };
 
 // The parameter of kernels with a bias that TMA loads: (seqlen_k, seqlen_q, heads or 1, batch or 1). Boxes have an

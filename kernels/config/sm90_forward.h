@@ -16,6 +16,7 @@ struct Sm90ForwardConfig {
   bool split_keys = false;               // float32 results of splits, merged by combine_splits()
   bool device_splits = false;            // schedule() splits the keys of sequences with few queries
   int page_rows = 0;                     // keys of a TMA box in pages; 0: keys are not in pages
+  bool gathers_pages = false;            // page_gather.cuh loads pages
   ScoreOptions options = {};
 
   constexpr int tile_m() const { return 64 * warpgroups; }
@@ -68,23 +69,29 @@ struct Sm90ForwardConfig {
     if (options.dropout && (has_score_mod() || options.bias != Bias::none)) return false;
     return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
   }
-  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. With a bias the loading
-  // warpgroup keeps more.
+  // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. The loading warpgroup
+  // keeps more if all its warps copy.
   constexpr int registers() const {
     const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
-    const int beside_bias = (all_registers() - 128 * kBiasLoadRegisters) / (128 * warpgroups) / 8 * 8;
-    return options.bias != Bias::none ? beside_bias : most < 240 ? most : 240;
+    const int beside_copies = (all_registers() - 128 * kCopyRegisters) / (128 * warpgroups) / 8 * 8;
+    const int own = warps_copy() ? beside_copies : most;
+    return options.bias != Bias::none || own < 240 ? own : 240;
   }
   constexpr int load_registers() const {
-    return options.bias != Bias::none ? (all_registers() / 128 - warpgroups * registers()) / 8 * 8 : kLoadRegisters;
+    const int rest = (all_registers() / 128 - warpgroups * registers()) / 8 * 8;
+    if (gathers_pages) return rest < 64 ? rest : 64;
+    return options.bias != Bias::none ? rest : kLoadRegisters;
   }
+  constexpr bool warps_copy() const { return options.bias != Bias::none || gathers_pages; }
+  // Arrivals that make keys or values available: 1 and the bytes of TMA, or each copying thread.
+  constexpr int kv_arrivals() const { return gathers_pages ? 128 : 1; }
   constexpr int all_registers() const { return threads() * (65536 / threads() / 8 * 8); }  // at launch
   constexpr int smem_bytes() const { return bytes_with(o_smem_rows()); }
 
   // Two warps copy a bias to shared memory, where each warpgroup has a buffer for its rows of an iteration. The pitch
   // avoids bank conflicts between the eight rows and two columns that a warp reads, so that TMA copies eight unused
   // columns.
-  static constexpr int kBiasWarps = 2, kBiasLoadRegisters = 32, kLoadRegisters = 24;
+  static constexpr int kBiasWarps = 2, kCopyRegisters = 32, kLoadRegisters = 24;
   constexpr int bias_pitch() const { return tile_n * bytes_of(options.bias) + (options.bias == Bias::f32 ? 32 : 16); }
   constexpr int bias_bytes() const { return options.bias == Bias::none ? 0 : 64 * bias_pitch(); }
 

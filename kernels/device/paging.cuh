@@ -27,13 +27,17 @@ struct PagedKeys {
 
   // The place of keys [key, key + rows), which lie in one page. The page is -1 if the entry is no page, or if no row
   // sees any of these keys; the entry is not read then. TMA replaces a box of page -1 by zeros.
+  // Without `checked` the page may have any value, so that the caller need not wait for the entry yet.
+  template <bool checked = true>
   TANDEM_DEVICE PagePlace place(const ForwardParams& p, int key, int rows) const {
     const PageParams& pages = p.pages;
     const int index = key / pages.page_size;
     PagePlace at{-1, key - index * pages.page_size};
     if (key + rows > first && key < end) {
       at.page = pages.table[static_cast<i64>(sequence) * pages.batch + static_cast<i64>(index) * pages.column];
-      if (static_cast<u32>(at.page) >= static_cast<u32>(pages.pages)) at.page = -1;
+      if constexpr (checked) {
+        if (static_cast<u32>(at.page) >= static_cast<u32>(pages.pages)) at.page = -1;
+      }
     }
     return at;
   }

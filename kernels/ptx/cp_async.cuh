@@ -18,6 +18,11 @@ TANDEM_DEVICE void cp_async_16(u32 to, const void* from) {
 }
 // Commits the thread's copies since the last commit as one group (PTX ISA "cp.async.commit_group").
 TANDEM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Arrives when the thread's earlier copies are complete. The barrier's count includes this arrival (PTX ISA
+// "cp.async.mbarrier.arrive").
+TANDEM_DEVICE void cp_async_arrive(u64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // Waits until at most the last `under_way` groups of this thread are outstanding (PTX ISA "cp.async.wait_group").
 template <int under_way>
 TANDEM_DEVICE void cp_async_wait() {

@@ -12,6 +12,19 @@ TANDEM_DEVICE void named_sync(int barrier, int threads) {
 TANDEM_DEVICE void named_sync_from_anywhere(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// named_sync_from_anywhere that returns true in all threads if x is true in any thread.
+TANDEM_DEVICE bool named_sync_or(int barrier, int threads, bool x) {
+  u32 any;
+  asm volatile(
+      "{.reg .pred p, q;\n"
+      "setp.ne.u32 q, %3, 0;\n"
+      "barrier.red.or.pred p, %1, %2, q;\n"
+      "selp.u32 %0, 1, 0, p;}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(u32{x})
+      : "memory");
+  return any != 0;
+}
 TANDEM_DEVICE void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

@@ -67,6 +67,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"split_keys", kFlag, "_split"}, t.split_keys);
   visit(Field{"device_splits", kFlag, "_device_splits"}, t.device_splits);
   visit(Field{"page_rows", kPageRows}, t.page_rows);
+  visit(Field{"gathers_pages", kFlag, "_gather"}, t.gathers_pages);
 }
 
 template <class T, class Visit>

@@ -93,11 +93,22 @@ void set_max_scores(const Problem& p, MaxScoresParams* params) {
   params->q_batch = p.q.batch;
   params->q_row = p.q.row;
   params->q_head = p.q.head;
+}
+
+// The keys of max_scores, and of kernels with gathers_pages.
+void set_key_rows(const Problem& p, MaxScoresParams* params) {
   params->k_data = p.k.data;
   params->k_batch = p.k.batch;
   params->k_row = p.k.row;
   params->k_head = p.k.head;
   params->head_dim = static_cast<int>(p.head_dim);
+}
+void set_paged_values(const View& v, PagedValues* params) {
+  constexpr int64_t kUnit = PagedValues::kUnit;
+  params->data = v.data;
+  params->page = static_cast<unsigned>(v.batch / kUnit);
+  params->row = static_cast<unsigned>(v.row / kUnit);
+  params->head = static_cast<unsigned>(v.head / kUnit);
 }
 
 template <class Params>
@@ -142,6 +153,7 @@ void set_results(const Problem& p, const ForwardSchedule& t, std::byte* workspac
     if (t.split_rows > 0) set_device_splits(p, t, workspace, &params->split);
   }
   if (p.max_scores) set_max_scores(p, &params->max_scores);
+  if (p.max_scores || p.page_table) set_key_rows(p, &params->max_scores);
 }
 
 void set_order(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params) {
@@ -318,7 +330,7 @@ void ForwardPass::bind(const Problem& p, const Plan& plan, std::byte* workspace,
   ForwardParams& params = add_forward_params(p, t, workspace, arguments);
   set_results(p, t, workspace, &params);
   set_lengths(p, &params);
-  if (p.page_table) set_pages(p.page_table, &params.pages);
+  if (p.page_table) set_pages(p.page_table, &params.pages), set_paged_values(p.v, &params.values);
   set_scores(p, &params);
   if (p.bias && !t.no_keys) set_bias(p, &params);
   // Without keys a bias may have no element. The kernel then reads a zero instead.

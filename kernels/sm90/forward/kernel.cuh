@@ -18,7 +18,7 @@
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
-//    q_full, k_full, v_full  1, and the bytes of TMA
+//    q_full, k_full, v_full  1, and the bytes of TMA; keys and values with gathers_pages: all loading threads
 //    q_empty                 the 4 warps of its warpgroup; the first one also counts the warps that copy a bias
 //    k_empty, v_empty        all MMA warps of the CTAs that share the keys
 #pragma once
@@ -54,8 +54,8 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
         for (u64& all_empty : s.bias.all_empty) mbarrier_init(&all_empty, T.ctas());
     }
     for (int i = 0; i < T.stages; ++i) {
-      mbarrier_init(&s.k_full[i], 1);
-      mbarrier_init(&s.v_full[i], 1);
+      mbarrier_init(&s.k_full[i], T.kv_arrivals());
+      mbarrier_init(&s.v_full[i], T.kv_arrivals());
       mbarrier_init(&s.k_empty[i], 4 * T.warpgroups * T.kv_ctas);
       mbarrier_init(&s.v_empty[i], 4 * T.warpgroups * T.kv_ctas);
     }
@@ -72,7 +72,11 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     setmaxnreg_dec<T.load_registers()>();
-    if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
+    if constexpr (T.gathers_pages) {
+      load<T>(p, s);
+    } else {
+      if (threadIdx.x < 32 && elect_one()) load<T>(p, s);
+    }
     if constexpr (T.options.bias != Bias::none) {
       const int warp = warp_uniform(threadIdx.x / 32);
       if (warp > 0 && warp <= T.kBiasWarps) load_bias<T>(p, s, warp - 1);

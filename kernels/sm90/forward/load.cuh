@@ -5,6 +5,7 @@
 #include "device/pipeline_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
+#include "sm90/forward/page_gather.cuh"
 #include "sm90/forward/smem.cuh"
 
 // The source of the CTA's work tiles, and the buffer where they are published.
@@ -65,6 +66,9 @@ struct WorkTiles {
   }
 };
 
+// The named barrier of the loading warpgroup.
+constexpr int kLoadSync = 6;
+
 // The iterations of a tile that remain when a CTA takes its next tile from the counter.
 constexpr int kTakeAhead = 5;
 
@@ -90,11 +94,6 @@ TANDEM_DEVICE void load_columns(auto& to, u64* full, const TensorMap& map, const
   }
 }
 
-// turn: see load_columns().
-struct LoadedBlock {
-  int n_block, turn;
-};
-
 // Loads an n_block of keys (turn 0) or values (turn 1) of a key head in pages.
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load_paged_columns(auto& to, u64* full, const ForwardParams& p, const PagedKeys& keys, int head,
@@ -102,6 +101,35 @@ TANDEM_DEVICE void load_paged_columns(auto& to, u64* full, const ForwardParams& 
   const int blocks = T.blocks(block.turn == 0 ? T.head_dim : T.head_dim_v);
   const PagedColumns all{block.turn == 0 ? p.k : p.v, 0, blocks, head};
   load_pages<T.page_rows, T.tile_n>(to, full, p, keys, all, block.n_block * T.tile_n);
+}
+
+// Loads an n_block of keys or values. paged: PagedKeys or PageGather, with pages only.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE void load_kv(auto& to, u64* full, const ForwardParams& p, auto& paged, const KeyCoords& keys,
+                           LoadedBlock block) {
+  if constexpr (T.gathers_pages) {
+    paged.load(p, to, full, keys.head, block);
+  } else {
+    mbarrier_expect_tx(full, sizeof to);
+    if constexpr (T.page_rows > 0)
+      load_paged_columns<T>(to, full, p, paged, keys.head, block);
+    else
+      load_columns<T>(to, full, block.turn == 0 ? p.k : p.v, keys, block.n_block, block.turn);
+  }
+}
+
+// Takes the next tile, or lets the first thread of the loading warpgroup take it for all.
+template <Sm90ForwardConfig T>
+TANDEM_DEVICE bool take_tile(const WorkTiles<T>& tiles, u32& tile_idx, int n, bool idle) {
+  if constexpr (T.gathers_pages) {
+    // A second WorkTiles, because its counts would occupy registers of all threads.
+    const bool leads = threadIdx.x == 0;
+    const bool more = named_sync_or(kLoadSync, 128, leads && WorkTiles<T>(tiles.p, tiles.s).take(tile_idx, n, idle));
+    tile_idx += more && !leads;
+    return more;
+  } else {
+    return tiles.take(tile_idx, n, idle);
+  }
 }
 
 // When all values are released, all tiles are complete. No other CTA of the cluster arrives here any more.
@@ -117,26 +145,23 @@ TANDEM_DEVICE void wait_for_all_tiles(SharedStorage<T>& s, PipelineState<T.stage
 template <Sm90ForwardConfig T>
 TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   const WorkTiles<T> tiles(p, s);
+  // With gathers_pages the whole warpgroup loads keys and values, and its first thread does the rest.
+  const bool leads = !T.gathers_pages || threadIdx.x == 0;
   PipelineState<T.stages> k_ring, v_ring;
   u32 tile_idx = 0;  // number of taken tiles
   // The next work tile minus gridDim.x, which is added at its use, because an earlier sum would wait for the counter.
   int counted = blockIdx.x - gridDim.x;
   int n_block = 0, begin = 1, k_begin = 0, head_k = 0, batch = 0;  // current tile: iterations and keys
-  [[maybe_unused]] PagedKeys paged;                                // pages: replaces k_begin and batch
+  [[maybe_unused]] typename OneOf<T.gathers_pages, PageGather<T>, PagedKeys>::Type paged;  // replaces k_begin and batch
   [[maybe_unused]] const int* next_step = nullptr;  // block mask: the entry after n_block; begin is unused
   [[maybe_unused]] int steps = 0;                   // block mask: remaining iterations, n_block's included
-  auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, const TensorMap& map,
-                        int n_block, int turn) {
+  auto load_block = [&](auto& slots, auto& full, auto& empty, PipelineState<T.stages>& ring, int n_block, int turn) {
     mbarrier_wait(&empty[ring.index], ring.phase ^ 1);
-    mbarrier_expect_tx(&full[ring.index], sizeof slots[0]);
-    if constexpr (T.page_rows > 0)
-      load_paged_columns<T>(slots[ring.index], &full[ring.index], p, paged, head_k, {n_block, turn});
-    else
-      load_columns<T>(slots[ring.index], &full[ring.index], map, {k_begin, head_k, batch}, n_block, turn);
+    load_kv<T>(slots[ring.index], &full[ring.index], p, paged, {k_begin, head_k, batch}, {n_block, turn});
     ring.advance();
   };
-  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, p.k, n_block, 0); };
-  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, p.v, n_block, 1); };
+  auto load_k = [&](int n_block) { load_block(s.k, s.k_full, s.k_empty, k_ring, n_block, 0); };
+  auto load_v = [&](int n_block) { load_block(s.v, s.v_full, s.v_empty, v_ring, n_block, 1); };
   [[maybe_unused]] auto load_step = [&] {
     const int at_hand = n_block;
     if (steps > 1) {
@@ -163,12 +188,12 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     // The counter has the longest remaining tile. A CTA takes it near the end of the current tile, so that the first
     // CTA to end gets it. The counter's latency overlaps the load of one iteration.
     if (p.counter) load_until(kTakeAhead);
-    if (tile_idx > 0 && !tiles.last(tile_idx).strict)
+    if (leads && tile_idx > 0 && !tiles.last(tile_idx).strict)
       counted = p.counter ? atomicAdd(p.counter, 1) : counted + gridDim.x;
     load_until(T.options.block_mask ? max(steps - 1, 0) : max(n_block - begin, 0));
-    const bool more = tiles.take(tile_idx, counted + gridDim.x, idle);
+    const bool more = take_tile(tiles, tile_idx, counted + gridDim.x, idle);
     if (idle && !more) break;
-    if (more && T.q_in_registers()) tiles.load_q(tile_idx);
+    if (more && leads && T.q_in_registers()) tiles.load_q(tile_idx);
     load_until(0);
     idle = !more;
     if (idle) {
@@ -180,7 +205,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     [[maybe_unused]] const NBlockRange n_blocks =
         T.options.block_mask ? NBlockRange() : work_n_blocks<T>(p, tile, work.index);
     k_begin = tile.k_begin, head_k = work.head_k, batch = tile.batch;
-    if constexpr (T.page_rows > 0) paged = PagedKeys::of<T>(p, tile);
+    if constexpr (T.page_rows > 0 && !T.gathers_pages) paged = PagedKeys::of<T>(p, tile);
     if constexpr (T.options.block_mask) {
       next_step = steps_of<T>(p, tile);
       steps = *next_step;
@@ -189,8 +214,9 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
     } else {
       n_block = n_blocks.end - 1, begin = n_blocks.begin;
     }
+    if constexpr (T.gathers_pages) paged = {p, PagedKeys::of<T>(p, tile), n_block};
     load_k(n_block);
-    if (!T.q_in_registers()) tiles.load_q(tile_idx);
+    if (leads && !T.q_in_registers()) tiles.load_q(tile_idx);
   }
-  tiles.signal_end(tile_idx);
+  if (leads) tiles.signal_end(tile_idx);
 }

@@ -66,8 +66,18 @@ struct Warpgroup {
   TANDEM_DEVICE void o_smem_release() const {
     if (T.o_smem_shared()) named_arrive(kOSmem + (index + 1) % T.warpgroups, 256);
   }
-  TANDEM_DEVICE void wait_k() const { mbarrier_wait(&s.k_full[k_ring.index], k_ring.phase); }
-  TANDEM_DEVICE void wait_v() const { mbarrier_wait(&s.v_full[v_ring.index], v_ring.phase); }
+  TANDEM_DEVICE void wait_k() const {
+    mbarrier_wait(&s.k_full[k_ring.index], k_ring.phase);
+    fence_copies();
+  }
+  TANDEM_DEVICE void wait_v() const {
+    mbarrier_wait(&s.v_full[v_ring.index], v_ring.phase);
+    fence_copies();
+  }
+  // Orders wgmma after the copies of cp.async.
+  TANDEM_DEVICE void fence_copies() const {
+    if constexpr (T.gathers_pages) fence_proxy_async();
+  }
   TANDEM_DEVICE void release_k() {
     release(&s.k_empty[k_ring.index]);
     k_ring.advance();

@@ -1,8 +1,10 @@
 #include "plan/sm90/forward.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
+#include "config/forward.h"
 #include "plan/arithmetic.h"
 #include "plan/forward.h"
 #include "plan/sm90/tuning.h"
@@ -108,6 +110,16 @@ ForwardTimes forward_times_of(const Sm90ForwardConfig& t) {
   const Sm90ForwardTimes& c = kSm90ForwardTimes[0];
   const double share = static_cast<double>(t.warpgroups * t.tile_n) / (c.warpgroups * c.tile_n);
   return {share * (c.fixed + c.per_dim * dims), c.tile};
+}
+
+bool gathers_pages(const Problem& p, const Sm90ForwardConfig& t) {
+  constexpr int64_t kSmallPage = 64, kUnit = PagedValues::kUnit, kFar = int64_t{1} << 32;
+  if (!p.page_table || p.page_table.page_size >= kSmallPage || p.bias || t.warpgroups > 2) return false;
+  return std::ranges::all_of(std::array{&p.k, &p.v}, [&](const View* view) {
+    const int64_t strides[] = {view->batch, view->row, view->head};
+    return std::ranges::all_of(strides, [](int64_t x) { return x >= 0 && x % kUnit == 0 && x < kFar; }) &&
+           p.page_table.pages * (view->batch / kUnit) < kFar;
+  });
 }
 
 // Lengths only affect speed. A batch_invariant call ignores them, because in a packed or padded batch lengths belong to

@@ -24,7 +24,10 @@ class Sm90Planner final : public ArchPlanner {
  public:
   ForwardKernel select_forward(const Problem& p, const gpu::Properties&, int pack_gqa,
                                const Tuning& tuning) const override {
-    return with_pages(select_sm90_forward(p, pack_gqa, tuning.sm90), p);
+    Sm90ForwardConfig t = with_pages(select_sm90_forward(p, pack_gqa, tuning.sm90), p);
+    t.gathers_pages = gathers_pages(p, t);
+    if (t.gathers_pages) t.page_rows = 16;  // all small pages share a kernel
+    return t;
   }
   ForwardKernel split_keys(const ForwardKernel& kernel) const override {
     Sm90ForwardConfig t = kernel.for_hopper();

@@ -143,8 +143,8 @@ struct Sm90DqTimes {
 };
 inline constexpr Sm90DqTimes kSm90DqTimes{1, 4, 0.04};
 
-// Microseconds of an iteration, a tile and a chunk of dS at head_dim 256 on an H200: bench/tune.py --regret --backward,
-// 49 problems of seeds 12 and 13. dq: the part of a tile's time that its dq takes. tail: tiles of the end.
+// Microseconds of an iteration, a tile and a chunk of dS, for 49 problems of head_dim 256 on an H200. bench/tune.py
+// --regret --backward measures them. dq: the part of a tile's time that its dq takes. tail: tiles of the end.
 struct Sm90DsTimes {
   double iteration, tile, chunk, dq, tail;
   double l2, l2_bytes, l2_doublings;  // relative time of each doubling of a chunk beyond l2_bytes

@@ -42,11 +42,12 @@ struct ChunkChoice {
 // a mask tiles run in waves, and dq of the last wave's tiles begins after them.
 double predict_chunk(const ChunkChoice& c, int64_t heads) {
   const Sm90DsTimes& times = c.times();
-  const auto tiles = static_cast<double>(heads * c.n_blocks / c.tile_heads), sms = static_cast<double>(kH200Sms);
+  const int64_t count = heads * c.n_blocks / c.tile_heads;
+  const auto tiles = static_cast<double>(count), sms = static_cast<double>(kH200Sms);
   const double iterations = static_cast<double>(c.head_blocks * c.tile_heads) / static_cast<double>(c.n_blocks);
   double waves = std::max(tiles * (1 + times.dq) / sms, std::max(1.0, tiles / sms + times.tail)) + times.tail;
   if (!c.has_mask) {
-    const int64_t whole = ceil_div(heads * c.n_blocks / c.tile_heads, kH200Sms);
+    const int64_t whole = ceil_div(count, kH200Sms);
     const double last = tiles - static_cast<double>((whole - 1) * kH200Sms);
     waves = std::max(static_cast<double>(whole), (tiles + times.dq * (tiles - last)) / sms) + times.dq * last / sms;
   }
@@ -56,8 +57,8 @@ double predict_chunk(const ChunkChoice& c, int64_t heads) {
 // Returns the predicted microseconds of all chunks, with this number of heads each. Larger chunks waste less of the
 // last wave, but their dS leaves the L2 cache.
 double predict_chunks(const ChunkChoice& c, int64_t heads) {
-  const int64_t rest = c.heads % heads;
-  double time = static_cast<double>(c.heads / heads) * predict_chunk(c, heads);
+  const int64_t whole = c.heads / heads, rest = c.heads % heads;
+  double time = static_cast<double>(whole) * predict_chunk(c, heads);
   if (rest > 0) time += predict_chunk(c, rest);
   const Sm90DsTimes& times = c.times();
   double size = static_cast<double>(heads * c.head_blocks * c.block_bytes) / times.l2_bytes, doublings = 0;

@@ -226,6 +226,10 @@ TEST_F(KernelsCompile, Pages) {
       choice[kMask] = shape == 1 ? 0 : 3;
       choices.push_back(choice);
     }
+    Choice causal{};
+    causal[kShape] = shape;
+    causal[kMask] = 1;
+    choices.push_back(causal);
   }
   for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, pages);
 }

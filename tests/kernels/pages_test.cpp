@@ -97,19 +97,22 @@ TEST(KernelsPages, AnyLengthAndEntry) {
   }
 }
 
-// Hopper copies pages of less than 64 keys by cp.async, except with a bias. Head dimensions of 72 and 136 have a part
-// of the last 64 columns.
+// Hopper copies pages of less than 64 keys by cp.async, except with other score options. Head dimensions of 72 and 136
+// have a part of the last 64 columns.
 TEST(KernelsPages, PageSizes) {
-  const std::string flags = kShort + "--head-dim 72 --head-dim-v 136 --used-k 371,65 --left 150 --page-size ";
+  const std::string flags = kShort + "--head-dim 72 --head-dim-v 136 --used-k 371,65 --page-size ";
   std::vector<CheckedCase> cases;
   for (const int page_size : {16, 32, 48, 64, 80}) {
     const std::string sized = flags + std::to_string(page_size) + (page_size == 80 ? " --seqlen-k 400" : "");
     cases.emplace_back(sized);
+    cases.emplace_back(sized + " --left 150");
     const plan::Plan plan = plan_of_case(TANDEM_FORWARD, sized);
     if (plan.forward.tile.blackwell()) continue;
     EXPECT_EQ(plan.forward.tile.for_hopper().gathers_pages, page_size < 64);
-    const plan::Plan biased = plan_of_case(TANDEM_FORWARD, sized + " --bias f32");
-    EXPECT_FALSE(biased.forward.tile.for_hopper().gathers_pages);
+    for (const char* other : {" --bias f32", " --left 150", " --softcap 2"}) {
+      const plan::Plan plan_of_other = plan_of_case(TANDEM_FORWARD, sized + other);
+      EXPECT_FALSE(plan_of_other.forward.tile.for_hopper().gathers_pages) << other;
+    }
   }
   expect_all_good(cases);
 }

@@ -11,11 +11,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 readonly kCompileSeconds=300 # on one core
 
 install_packages "$BUILD_PACKAGES"
+# In the foreground, because sudo may need a password.
+has_nvrtc || (install_packages "$NVRTC_PACKAGES") || true
 if [ ! -x build/release/tandem ]; then
   jobs=$(jobs_at_once)
   say "Compiling takes about $(((kCompileSeconds / jobs + 59) / 60)) min on $jobs cores, once. The demo then takes about 1 min."
 fi
+# NVRTC and nvdisasm are downloaded during the build. If that fails, the calls after the build report it.
+mkdir -p build
+(nvrtc_environment && nvdisasm_program) >build/downloads.log 2>&1 &
 build release tandem_command || exit 1
+wait
 if ! nvrtc_environment; then
   loudly "$NVRTC could not be installed: the GPU kernels cannot be compiled"
 fi

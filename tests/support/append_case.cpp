@@ -6,6 +6,7 @@
 
 #include "problem/convert.h"
 #include "support/random.h"
+#include "support/rounded.h"
 
 namespace tandem::test {
 namespace {
@@ -32,12 +33,6 @@ Tensor list_of(DType type, const std::vector<int64_t>& values) {
 
 int64_t entry(const Tensor& t, int64_t n) {
   return t.dtype() == DType::i64 ? read_as<int64_t>(t.element(n)) : static_cast<int64_t>(t.get(n));
-}
-
-double rounded(DType t, double x) {
-  std::byte bytes[8];
-  store(t, bytes, x);
-  return load(t, bytes);
 }
 
 // The expected place in the cache (page -1: none) and the expected position of a row of k or q.

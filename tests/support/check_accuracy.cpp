@@ -14,15 +14,10 @@
 #include "problem/convert.h"
 #include "reference/reference.h"
 #include "support/plain.h"
+#include "support/rounded.h"
 
 namespace tandem::test {
 namespace {
-
-double rounded(DType t, double x) {
-  std::byte bytes[8];
-  store(t, bytes, x);
-  return load(t, bytes);
-}
 
 double half_unit_of_float32(double x) {
   const float magnitude = std::fabs(static_cast<float>(x));

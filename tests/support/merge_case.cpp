@@ -8,17 +8,12 @@
 #include "problem/convert.h"
 #include "reference/reference.h"
 #include "support/random.h"
+#include "support/rounded.h"
 
 namespace tandem::test {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-double rounded(DType t, double x) {
-  std::byte bytes[8];
-  store(t, bytes, x);
-  return load(t, bytes);
-}
 
 // The reference of errors: the same formula in float32, each step rounded, for one row of elements.
 struct PlainRow {

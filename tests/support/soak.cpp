@@ -20,6 +20,7 @@
 
 #include "problem/convert.h"
 #include "support/random.h"
+#include "support/rounded.h"
 #include "tandem/tandem.h"
 
 namespace tandem::test {
@@ -80,12 +81,6 @@ double number(const Request& r, Part part, int64_t position, int64_t n) {
   Random random((shared ? 0 : r.id) * 1000003 + static_cast<uint64_t>(position) * 7919 +
                 static_cast<uint64_t>(part) * 31 + static_cast<uint64_t>(n));
   return 4 * random.uniform() - 2;
-}
-
-double rounded(DType type, double x) {
-  std::byte bytes[8];
-  store(type, bytes, x);
-  return load(type, bytes);
 }
 
 // One call: requests with their queries of this step.

@@ -12,7 +12,9 @@ namespace {
 // Sets one choice of Hopper's tuning. Returns false for an unknown name.
 bool set(tandem::plan::Sm90Tuning& tuning, std::string_view name, int64_t value) {
   tandem::plan::Sm90BackwardTuning& backward = tuning.backward;
-  if (name == "m_splits") {
+  if (name == "unsplit_tiles") {
+    backward.unsplit_tiles = static_cast<int>(value);
+  } else if (name == "m_splits") {
     backward.m_splits = static_cast<int>(value);
   } else if (name == "dq_splits") {
     backward.dq_splits = static_cast<int>(value);

@@ -4,7 +4,7 @@
     python bench/tune.py --regret --backward ... --fa3 libfa3_sm90.so --json regret.json    # with the peers' times
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: parts of
-the n_blocks (m_splits), separate sums of dq (dq_splits), heads that run together (l2_heads), and shortest-first order
+the n_blocks (m_splits), of all or the last ones (unsplit_tiles), separate sums of dq (dq_splits), heads that run together (l2_heads), and shortest-first order
 (spt). Wider heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
 --compile only compiles the kernels of a part of the problems; run several parts at once.
 """
@@ -28,6 +28,7 @@ MAX_SPLIT_TILES = 800
 DQ_SUM_N_BLOCKS = (128, 64, 32, 16, 8)
 DS_CHUNK_TILES, MAX_DS_BYTES = (264, 528, 1056, 4096), 1 << 30
 L2_HEADS = (2, 4, 8, 16)
+SMS = 132  # kH200Sms
 M_SPLITS, DQ_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8, 16)
 
 
@@ -71,6 +72,13 @@ def alternatives(cell) -> list[dict]:
     group = cell.heads // cell.kv_heads
     parts = [m for m in M_SPLITS if not cell.causal or group % m == 0]
     found = [dict(spt=0, m_splits=m, dq_splits=dq) for m, dq in itertools.product(parts, DQ_SPLITS)]
+    if not cell.causal:
+        waves = -(-cell.keys // 128) * cell.kv_heads * cell.batch // SMS
+        found += [
+            dict(m_splits=m, dq_splits=dq, unsplit_tiles=n * SMS)
+            for m, dq, n in itertools.product(M_SPLITS[1:], (1, 4), (waves, waves - 1))
+            if n > 0
+        ]
     grouped = [
         dict(spt=0, m_splits=1, dq_splits=dq, l2_heads=n)
         for dq, n in itertools.product(DQ_SPLITS, L2_HEADS)

@@ -19,6 +19,7 @@ struct BackwardParams : ForwardParams {
   int n_blocks;           // per sequence, an upper bound
   int spt_heads;          // heads with spt (split_q_heads: query heads)
   int m_splits;           // parts of an n_block's iterations, one per tile
+  int unsplit_tiles;      // tiles that come before the split n_blocks (not split_q_heads)
   int has_dk, has_dv;     // 0: not wanted
 
   void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence
@@ -31,7 +32,7 @@ struct BackwardParams : ForwardParams {
   // Sm90BackwardConfig::dq_split: the ranges of n_blocks, and the n_blocks of one. Each has its own dq_accum and
   // dq_semaphore, and bwd_postprocess adds the sums in the order of ranges.
   int dq_splits, dq_split_n_blocks;
-  // For each (sequence, key head, n_block) and each split (not split_q_heads): Sm90BackwardConfig::dkv_floats().
+  // For each split of each NBlockWork::split_block (split_q_heads: for each n_block): Sm90BackwardConfig::dkv_floats().
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;

@@ -116,8 +116,9 @@ TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, c
 struct NBlockWork {
   int n_block, head_k = 0, sequence = 0;
   int m_begin = 0, m_end = 0;
-  int m_split_idx = 0;  // index of the part of the iterations
-  int diagonal = 0;     // the iterations begin here
+  int m_split_idx = 0;   // index of the part of the iterations
+  int diagonal = 0;      // the iterations begin here
+  int split_block = -1;  // index among the n_blocks that are split; -1: the tile has all iterations
 };
 
 // spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the diagonal on.
@@ -140,10 +141,15 @@ template <class Config>
 TANDEM_HOST_DEVICE bool sequences_follow(Config t, const BackwardParams& p) {
   return t->options.bias != Bias::none && p.bias_batch == 0 && !uses_ds_gmem(t);
 }
-// The number of consecutive tiles that share an n_block and a head.
+// The number of consecutive tiles that share an n_block and a head, from p.unsplit_tiles on.
 template <class Config>
 TANDEM_HOST_DEVICE int tile_parts(Config t, const BackwardParams& p) {
   return t->m_split && !splits_q_heads(t) ? p.m_splits : 1;
+}
+// The number of tiles that share a tile's iterations.
+template <class Config>
+TANDEM_HOST_DEVICE int parts_of_tile(Config t, const BackwardParams& p, const NBlockWork& tile) {
+  return t->m_split && (splits_q_heads(t) || tile.split_block >= 0) ? p.m_splits : 1;
 }
 // The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
 template <class Config>
@@ -167,8 +173,9 @@ TANDEM_HOST_DEVICE bool set_query_heads(Config t, const BackwardParams& p, const
                                         int* heads) {
   *heads = p.heads_q / p.heads_k;
   *head = tile.head_k * *heads;
-  const bool divided = t->m_split && *heads % p.m_splits == 0;
-  if (divided) *heads /= p.m_splits, *head += tile.m_split_idx * *heads;
+  const int parts = parts_of_tile(t, p, tile);
+  const bool divided = t->m_split && *heads % parts == 0;
+  if (divided) *heads /= parts, *head += tile.m_split_idx * *heads;
   return divided;
 }
 
@@ -200,9 +207,12 @@ TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& 
 // that share a bias follow each other.
 template <class Config>
 TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p, int n) {
-  const int parts = tile_parts(t, p);
-  int m_split_idx = n % parts;
-  n /= parts;
+  int m_split_idx = 0, split_block = -1;
+  if (tile_parts(t, p) > 1 && n >= p.unsplit_tiles) {
+    n -= p.unsplit_tiles;
+    m_split_idx = n % p.m_splits, split_block = n / p.m_splits;
+    n = p.unsplit_tiles + split_block;
+  }
   const NBlockGroup group = n_block_group_at(t, p, n, p.batch * tile_heads(t, p));
   const int rest = n - group.first, from_begin = rest / group.heads;
   const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
@@ -210,7 +220,7 @@ TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p,
   if (splits_q_heads(t)) m_split_idx = of_all % p.m_splits, of_all /= p.m_splits;
   int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
   if (sequences_follow(t, p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
-  NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls};
+  NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls, split_block};
   const SequenceCoords s = sequence_coords(t, p, tile.sequence);
   const int first = tile.n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;
   if (first > last) return tile;

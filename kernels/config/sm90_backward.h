@@ -115,6 +115,8 @@ struct Sm90BackwardConfig {
     return {thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1), 8 * (n >> 1) + 2 * (thread & 3)};
   }
 
+  // True if a tile may have all iterations of its n_block: without m_split, or before BackwardParams::unsplit_tiles.
+  constexpr bool has_unsplit_tiles() const { return !m_split || (schedule == Schedule::rs && !split_q_heads); }
   // m_splits: dk and dv of a part of an n_block's iterations, dk first. bwd_postprocess has one CTA for each kSumFloats
   // of a thread.
   static constexpr int kSumFloats = 16;

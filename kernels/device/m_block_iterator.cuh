@@ -74,8 +74,8 @@ struct SparseMBlocks {
     if constexpr (requires { T.m_split; }) {
       if (T.m_split) {
         const i64 all = left;
-        const int first = static_cast<int>(all * tile.m_split_idx / p.m_splits);
-        left = static_cast<int>(all * (tile.m_split_idx + 1) / p.m_splits) - first;
+        const int parts = parts_of_tile(constant<T>, p, tile), first = static_cast<int>(all * tile.m_split_idx / parts);
+        left = static_cast<int>(all * (tile.m_split_idx + 1) / parts) - first;
         next_ += first;
       }
     }

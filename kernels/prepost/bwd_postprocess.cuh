@@ -154,8 +154,13 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   const bool of_k = sum < T.dk_sums();
   if (!(of_k ? p.has_dk : p.has_dv)) return;
   if (threadIdx.x >= T.dkv_threads()) return;
-  const int n_blocks = p.n_blocks * T.ctas(), n_block = n % n_blocks, head = n / n_blocks % p.heads_k;
-  const SequenceCoords s = sequence_coords<T>(p, n / n_blocks / p.heads_k);
+  const int n_blocks = p.n_blocks * T.ctas();
+  int n_block = n % n_blocks, head = n / n_blocks % p.heads_k, sequence = n / n_blocks / p.heads_k;
+  if constexpr (!split_q_heads<T>()) {
+    const NBlockWork tile = n_block_work_at<T>(p, p.unsplit_tiles + n / T.ctas() * p.m_splits);
+    n_block = tile.n_block * T.ctas() + n % T.ctas(), head = tile.head_k, sequence = tile.sequence;
+  }
+  const SequenceCoords s = sequence_coords<T>(p, sequence);
   if (n_block * T.cta_keys() >= s.k_rows) return;  // the split's sums do not exist
   const int parts = split_q_heads<T>() ? 1 : p.m_splits;
   const int columns = of_k ? T.dk_columns() : T.dv_columns();

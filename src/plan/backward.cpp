@@ -82,15 +82,16 @@ int64_t even_groups(int64_t heads, int64_t most) {
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
   if (tuning.l2_heads) return static_cast<int>(std::min<int64_t>(*tuning.l2_heads, heads));
-  const int64_t head_tiles = std::max(int64_t{t.n_blocks} * t.m_splits, int64_t{1});
+  const int m_splits = t.unsplit_tiles > 0 ? 1 : t.m_splits;  // of most n_blocks
+  const int64_t head_tiles = std::max(int64_t{t.n_blocks} * m_splits, int64_t{1});
   const int64_t epilogue = t.tile.short_q ? 0 : tuning.epilogue_iterations;
-  const int64_t iterations = std::max<int64_t>(p.group() * t.sequence_m_blocks / t.m_splits + epilogue, 1);
+  const int64_t iterations = std::max<int64_t>(p.group() * t.sequence_m_blocks / m_splits + epilogue, 1);
   int64_t wanted = std::max<int64_t>(ctas / std::min(head_tiles, iterations), 1), groups = 1;
   if (needs_left_mask(p)) {
     groups = ceil_div(heads, window_heads(p, t, tuning, ctas));
   } else if (needs_right_mask(p)) {
     if (t.tile.tile_m > 64) wanted *= tuning.short_iteration_factor;
-    wanted = std::max(wanted, varlen(p) ? tuning.packed_heads : tuning.min_causal_heads) * t.m_splits / p.group();
+    wanted = std::max(wanted, varlen(p) ? tuning.packed_heads : tuning.min_causal_heads) * m_splits / p.group();
     groups = heads / std::max<int64_t>(wanted, 1);
   } else {
     if (head_tiles >= tuning.long_head_n_blocks && head_tiles <= iterations)
@@ -123,7 +124,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.tiles = static_cast<int>(t.n_blocks * p.heads_k * p.batch * t.m_splits);
+  t.tiles = static_cast<int>(t.unsplit_tiles + (t.n_blocks * p.heads_k * p.batch - t.unsplit_tiles) * t.m_splits);
   t.l2_heads = choose_l2_heads(p, t, order, sms);
   t.spt_heads = count_spt_heads(p, t, order);
   const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv follow the tiles of dk
@@ -177,7 +178,7 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
   const auto threads = static_cast<uint32_t>(t.tile.postprocess_threads);
   const bool accumulates_dkv = t.m_splits > 1 && (p.dk || p.dv);
   const uint32_t converted = (p.dq && !t.tile.single_n_block && !t.tile.ds_gmem ? blocks : 0) +
-                             (accumulates_dkv ? t.tile.ctas * (t.tiles / t.m_splits) * t.tile.dkv_accum_ctas : 0);
+                             (accumulates_dkv ? t.tile.ctas * t.split_n_blocks() * t.tile.dkv_accum_ctas : 0);
   if (converted > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
                               .entry = EntryId::postprocess,
@@ -291,7 +292,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
         region("workspace.ds_semaphore", t.ds_semaphore_count * static_cast<int64_t>(sizeof(int)), delta);
   }
   if (t.m_splits > 1 && (p.dk || p.dv)) {
-    const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.tiles / t.m_splits : 0;
+    const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.split_n_blocks() : 0;
     const int64_t floats = n_blocks * t.tile.dkv_floats * (t.tile.dkv_semaphores > 0 ? 1 : t.m_splits);
     t.dkv_semaphore_count = static_cast<int>(n_blocks * t.tile.dkv_semaphores);
     t.dkv_semaphore_offset =

@@ -25,14 +25,17 @@ struct BackwardSchedule {
   int m_blocks = 0;           // per query head, over all sequences
   int sequence_m_blocks = 0;  // dense: per sequence
   int n_blocks = 0;           // per sequence, an upper bound
-  int m_splits = 1;           // parts of an n_block; EntryId::postprocess sums them
+  int m_splits = 1;           // parts of a split n_block; EntryId::postprocess sums them
+  int unsplit_tiles = 0;      // tiles before the split n_blocks
   // Ranges of n_blocks with separate sums of dq, and the n_blocks of a range.
   int dq_splits = 1, dq_split_n_blocks = 0;
-  int tiles = 0;                // m_splits of the n_blocks of all key heads and sequences
+  int tiles = 0;                // of all key heads and sequences, with m_splits for each split n_block
   int dkv_semaphore_count = 0;  // BackwardParams
   int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
+
+  int split_n_blocks() const { return (tiles - unsplit_tiles) / m_splits; }
 
   ChunkSizes chunk;  // dS in global memory
   int64_t ds_chunks = 0;

@@ -89,6 +89,10 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.push_back(str_cat("split: a tile has ", p.group() == t.m_splits ? "one" : str_cat(p.group() / t.m_splits),
                             " of the ", p.group(),
                             " query heads that share its keys; dk and dv are added in the order of heads"));
+  } else if (t.unsplit_tiles > 0) {
+    lines.push_back(str_cat("split: the first ", t.unsplit_tiles, " tiles fill all SMs; ", t.m_splits,
+                            " blocks share the queries of each further n_block, and their dk and dv are summed in a "
+                            "fixed order at the end"));
   } else if (t.m_splits > 1) {
     lines.push_back(
         str_cat("split: n_blocks are few, so that ", t.m_splits,

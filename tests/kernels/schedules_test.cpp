@@ -73,6 +73,37 @@ TEST(KernelsSchedules, SplitsOfDq) {
   }
 }
 
+// The first tiles are whole, and the last n_blocks are split: by query heads, by iterations, and in separate sums of
+// dq.
+TEST(KernelsSchedules, SplitsOfTheLastTiles) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes[] = {
+      "--seqlen-q 500 --seqlen-k 600 --heads-q 4 --heads-k 2 --batch 2",
+      "--seqlen-q 700 --seqlen-k 300 --heads-q 3 --heads-k 3 --float32 g --accumulate 1",
+      "--seqlen-q 700 --seqlen-k 700 --causal 1 --heads-q 2 --heads-k 2",
+      "--seqlen-q 400 --seqlen-k 700 --left 70 --right 5 --heads-q 3 --heads-k 1",
+      "--seqlen-q 200 --seqlen-k 300 --heads-q 4 --heads-k 2 --packed 1 --lengths-q 200,1,77 --lengths-k 300,129,0",
+      "--seqlen-q 500 --seqlen-k 600 --heads-q 4 --heads-k 2 --dropout 0.3 --bias same --bias-shape 1hij",
+  };
+  for (const char* dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 96 --head-dim-v 80 "}) {
+    for (const auto& [unsplit_tiles, m_splits, dq_splits] : {std::tuple{1, 2, 1}, {2, 3, 1}, {3, 2, 2}, {1000, 5, 1}}) {
+      plan::Tuning tuning;
+      tuning.sm90.backward.unsplit_tiles = unsplit_tiles;
+      tuning.sm90.backward.m_splits = m_splits;
+      tuning.sm90.backward.dq_splits = dq_splits;
+      tuning.sm90.backward.spt_l2_bytes = 0;
+      std::vector<std::string> cases;
+      for (const char* flags : sizes) cases.push_back(std::string("--dtype bf16 --gradients qkv ") + dims + flags);
+      for (const std::string& flags : cases) {
+        const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
+        EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
+        EXPECT_GT(schedule.split_n_blocks(), 0) << flags;
+      }
+      expect_good_with(tuning, cases);
+    }
+  }
+}
+
 // Cases have one, two or an odd number of chunks, and the last chunk is short. All or some query heads of a group are
 // in one tile.
 TEST(KernelsSchedules, ChunksOfDs) {

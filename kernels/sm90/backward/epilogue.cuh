@@ -97,17 +97,12 @@ struct KeyEpilogue {
   TANDEM_DEVICE void store(const float (&sums)[n]) const {
     if (!(of_k ? p.has_dk : p.has_dv)) return;
     if constexpr (T.m_split) {
-      const i64 block = dkv_block_at(constant<T>, p, tile, cta_rank<T>());
-      float* const of_block =
-          p.dkv_accum + dkv_sums_at(constant<T>, p, block, tile.m_split_idx) + dkv_part_at(constant<T>, of_k);
-      auto* const to = reinterpret_cast<float4*>(of_block);
-      if constexpr (T.split_q_heads) {
-        int* const semaphore = p.dkv_semaphore + dkv_semaphores_at(constant<T>, block) + dkv_semaphore_at(part, of_k);
-        add_in_turn(semaphore, tile.m_split_idx, kBarOwnWarpgroup + index, to, part, sums);
-      } else {
-        store_sums(to, part, sums);
+      if (!T.has_unsplit_tiles() || tile.split_block >= 0) {
+        store_split<of_k>(sums);
+        return;
       }
-    } else {
+    }
+    if constexpr (T.has_unsplit_tiles()) {
       const int batch = T.options.varlen ? sequence.batch : tile.sequence;
       const GradientRows to{of_k ? p.dk_data : p.dv_data,
                             dkv_row_at(p, of_k, batch, sequence.k_begin, tile.head_k),
@@ -125,7 +120,23 @@ struct KeyEpilogue {
       }
     }
   }
+
+ private:
+  template <bool of_k, int n>
+  TANDEM_DEVICE void store_split(const float (&sums)[n]) const {
+    const i64 block = dkv_block_at(constant<T>, p, tile, cta_rank<T>());
+    float* const of_block =
+        p.dkv_accum + dkv_sums_at(constant<T>, p, block, tile.m_split_idx) + dkv_part_at(constant<T>, of_k);
+    auto* const to = reinterpret_cast<float4*>(of_block);
+    if constexpr (T.split_q_heads) {
+      int* const semaphore = p.dkv_semaphore + dkv_semaphores_at(constant<T>, block) + dkv_semaphore_at(part, of_k);
+      add_in_turn(semaphore, tile.m_split_idx, kBarOwnWarpgroup + index, to, part, sums);
+    } else {
+      store_sums(to, part, sums);
+    }
+  }
 };
+
 // Signals that all threads of a warpgroup have read keys, values and s.tile, so that the next tile's may be loaded.
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void release_kv(SharedStorage<T>& s, int index) {

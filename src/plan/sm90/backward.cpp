@@ -155,6 +155,7 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
   if (tuning.spt) t.spt = *tuning.spt && may_use_spt(p, t) && !t.single_n_block;
   if (tuning.m_splits) parts.m_splits = *tuning.m_splits;
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
+  if (tuning.m_splits || tuning.unsplit_tiles) parts.unsplit_tiles = tuning.unsplit_tiles.value_or(0);
   if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
   parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, ceil_div(p.seqlen_k, t.tile_n())) : 1;
   return parts;
@@ -194,7 +195,7 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
   if (t.split_q_heads) parts.m_splits = count_head_splits(p, schedule->chunk);
   t.m_split = parts.m_splits > 1;
   t.dq_split = parts.dq_splits > 1;
-  t.store_from_registers = stores_from_registers(p) && !t.m_split;
+  t.store_from_registers = stores_from_registers(p) && t.has_unsplit_tiles();
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p) && !t.shared_p();
   t.captured_per_score = captured_per_score(p) && !t.shared_p();
@@ -203,6 +204,10 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
   schedule->tile = t;
   schedule->m_splits = static_cast<int>(parts.m_splits);
   const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n());
+  if (t.m_split && t.has_unsplit_tiles()) {
+    const int64_t most = std::max<int64_t>(n_blocks * p.heads_k * p.batch - 1, 0);
+    schedule->unsplit_tiles = static_cast<int>(std::min(parts.unsplit_tiles, most));
+  }
   if (!t.dq_split) return;
   schedule->dq_split_n_blocks = static_cast<int>(ceil_div(n_blocks, parts.dq_splits));
   schedule->dq_splits = static_cast<int>(ceil_div(n_blocks, int64_t{schedule->dq_split_n_blocks}));

@@ -61,10 +61,14 @@ struct RsSizes {
   double predict(const RsParts& parts) const {
     const double iteration =
         config.head_dim > 64 && p.head_dim < config.head_dim ? times.narrow_iteration : times.iteration;
-    const int64_t tiles = n_blocks * heads * parts.m_splits, of_part = ceil_div(iterations, parts.m_splits);
+    const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
+    const int64_t of_part = ceil_div(iterations, parts.m_splits);
     double time = times.launch + time_of_tiles(visible, tiles, times.tile, static_cast<double>(of_part) * iteration);
+    if (parts.unsplit_tiles > 0)
+      time += time_of_tiles(visible, parts.unsplit_tiles, times.tile, static_cast<double>(iterations) * iteration);
     // The n_blocks of a range that run at once add their first dq one after the other.
-    const int64_t together = kH200Sms / parts.m_splits / heads_together(parts.m_splits);
+    const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
+    const int64_t together = kH200Sms / of_first / heads_together(of_first);
     const int64_t chain = std::min(ceil_div(n_blocks, parts.dq_splits), std::max<int64_t>(together, 1));
     time += static_cast<double>(chain) * times.dq_wait * std::max(visible.full, times.causal_wait);
     const double dq = static_cast<double>(p.batch * p.heads_q * p.seqlen_q * config.head_dim * parts.dq_splits);
@@ -98,15 +102,25 @@ RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm9
   }
   const int64_t dq_bytes = 4 * p.batch * p.heads_q * p.seqlen_q * t.head_dim;
   double least = sizes.predict(best);
-  for (int64_t m_splits = 1; m_splits <= std::max<int64_t>(most_m, 1); ++m_splits) {
-    if (is_causal && p.group() % m_splits != 0) continue;
-    for (int64_t dq_splits = 1; dq_splits <= 16; dq_splits *= 2) {
-      if (dq_splits > 1 &&
-          (t.options.block_mask || dq_splits > sizes.n_blocks || dq_splits * dq_bytes > tuning.max_dq_split_bytes))
+  const auto consider = [&](RsParts parts) {
+    for (parts.dq_splits = 1; parts.dq_splits <= 16; parts.dq_splits *= 2) {
+      if (parts.dq_splits > 1 && (t.options.block_mask || parts.dq_splits > sizes.n_blocks ||
+                                  parts.dq_splits * dq_bytes > tuning.max_dq_split_bytes))
         break;
-      const RsParts parts{m_splits, dq_splits};
       const double time = sizes.predict(parts);
       if (time < least) best = parts, least = time;
+    }
+  };
+  for (int64_t m_splits = 1; m_splits <= std::max<int64_t>(most_m, 1); ++m_splits)
+    if (!is_causal || p.group() % m_splits == 0) consider({.m_splits = m_splits});
+  if (!sizes.visible.all() || t.options.block_mask) return best;
+  // Equal tiles fill whole waves, and the parts of the last tiles fill one to three waves.
+  const int64_t tiles = sizes.n_blocks * sizes.heads;
+  for (int64_t unsplit = tiles / kH200Sms * kH200Sms; unsplit > 0 && tiles - unsplit < 2 * kH200Sms;
+       unsplit -= kH200Sms) {
+    for (int waves = 1; waves <= 3 && unsplit < tiles; ++waves) {
+      const int64_t m_splits = std::min(waves * kH200Sms / (tiles - unsplit), most_m);
+      if (m_splits > 1) consider({.m_splits = m_splits, .unsplit_tiles = unsplit});
     }
   }
   return best;

@@ -8,8 +8,9 @@
 namespace tandem::plan {
 
 // m_splits: CTAs that share an n_block's iterations. dq_splits: ranges of n_blocks with separate sums of dq.
+// unsplit_tiles: n_blocks that one CTA computes. They come first, and m_splits does not apply to them.
 struct RsParts {
-  int64_t m_splits = 1, dq_splits = 1;
+  int64_t m_splits = 1, dq_splits = 1, unsplit_tiles = 0;
 };
 
 // Returns the parts with the least predicted time, without spt.

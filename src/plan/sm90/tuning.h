@@ -183,7 +183,7 @@ struct Sm90BackwardTuning {
   // rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
-  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks;
+  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles;
   std::optional<bool> spt;
 };
 

@@ -512,5 +512,22 @@ TEST(BackwardPlan, GroupedHeadsAreSplit) {
   EXPECT_EQ(m_splits(2048, 8, 8, true), 1);   // heads without a group
 }
 
+// Tiles of one length that slightly exceed whole waves: only the last n_blocks are split, and they fill their waves.
+TEST(BackwardPlan, TheLastTilesAreSplit) {
+  Problem p = backward(dense({.seqlen_q = 8576, .seqlen_k = 8576, .heads_q = 8, .heads_k = 2, .head_dim = 128}));
+  const plan::BackwardSchedule t = plan::make_plan(p, hopper()).backward;
+  EXPECT_GT(t.unsplit_tiles, 0);
+  EXPECT_EQ(t.unsplit_tiles % hopper().sm_count, 0);
+  EXPECT_EQ(t.unsplit_tiles + t.split_n_blocks(), 2 * t.n_blocks);
+  EXPECT_EQ(t.tiles, t.unsplit_tiles + t.split_n_blocks() * t.m_splits);
+  EXPECT_GT(t.m_splits, 1);
+  p.sm_limit = 5;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.unsplit_tiles, t.unsplit_tiles);
+  p.batch_invariant = true;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.unsplit_tiles, 0);
+  p.batch_invariant = false, p.window_right = 0;
+  EXPECT_EQ(plan::make_plan(p, hopper()).backward.unsplit_tiles, 0);
+}
+
 }  // namespace
 }  // namespace tandem::test

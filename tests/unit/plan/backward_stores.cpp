@@ -168,7 +168,7 @@ class BackwardStores {
     });
     for (int cta = 0; cta < t->ctas(); ++cta) {
       if constexpr (requires { t->dkv_floats(); }) {
-        if (t->m_split) {
+        if (t->m_split && (t->split_q_heads || tile.split_block >= 0)) {
           sums(tile, cta);
           continue;
         }

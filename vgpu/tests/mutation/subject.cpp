@@ -92,10 +92,12 @@ bool is_unchanged(const std::vector<jit::Text>& headers) {
   });
 }
 
-// Small problems have several chunks of dS, and splits of the keys only by num_splits and batch_invariant.
+// Small problems have several chunks of dS, a tile before the split n_blocks, and splits of the keys only by num_splits
+// and batch_invariant.
 plan::Tuning small_problems() {
   plan::Tuning tuning;
   tuning.sm90.backward.min_ds_bytes = tuning.sm90.backward.two_head_tile_min_tiles = 0;
+  tuning.sm90.backward.unsplit_tiles = 1;
   tuning.sm90.forward_order.worth = tuning.sm100.forward_order.worth = 0;
   tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys = 128;
   return tuning;

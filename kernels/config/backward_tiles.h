@@ -118,7 +118,7 @@ struct NBlockWork {
   int m_begin = 0, m_end = 0;
   int m_split_idx = 0;   // index of the part of the iterations
   int diagonal = 0;      // the iterations begin here
-  int split_block = -1;  // index among the n_blocks that are split; -1: the tile has all iterations
+  int split_block = -1;  // index among the split n_blocks; -1: not split
 };
 
 // spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the diagonal on.

@@ -82,7 +82,7 @@ int64_t even_groups(int64_t heads, int64_t most) {
 int choose_l2_heads(const Problem& p, const BackwardSchedule& t, const BackwardOrderTuning& tuning, int sm_count) {
   const int64_t heads = std::max<int64_t>(p.batch * p.heads_k, 1), ctas = sm_count / t.tile.ctas;
   if (tuning.l2_heads) return static_cast<int>(std::min<int64_t>(*tuning.l2_heads, heads));
-  const int m_splits = t.unsplit_tiles > 0 ? 1 : t.m_splits;  // of most n_blocks
+  const int m_splits = t.unsplit_tiles > 0 ? 1 : t.m_splits;
   const int64_t head_tiles = std::max(int64_t{t.n_blocks} * m_splits, int64_t{1});
   const int64_t epilogue = t.tile.short_q ? 0 : tuning.epilogue_iterations;
   const int64_t iterations = std::max<int64_t>(p.group() * t.sequence_m_blocks / m_splits + epilogue, 1);

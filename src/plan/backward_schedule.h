@@ -29,7 +29,7 @@ struct BackwardSchedule {
   int unsplit_tiles = 0;      // tiles before the split n_blocks
   // Ranges of n_blocks with separate sums of dq, and the n_blocks of a range.
   int dq_splits = 1, dq_split_n_blocks = 0;
-  int tiles = 0;                // of all key heads and sequences, with m_splits for each split n_block
+  int tiles = 0;                // unsplit tiles and m_splits tiles for each split n_block
   int dkv_semaphore_count = 0;  // BackwardParams
   int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams
   int l2_heads = 1;             // key heads whose n_blocks run together

@@ -8,7 +8,7 @@
 namespace tandem::plan {
 
 // m_splits: CTAs that share an n_block's iterations. dq_splits: ranges of n_blocks with separate sums of dq.
-// unsplit_tiles: n_blocks that one CTA computes. They come first, and m_splits does not apply to them.
+// unsplit_tiles: the first n_blocks, to which m_splits does not apply.
 struct RsParts {
   int64_t m_splits = 1, dq_splits = 1, unsplit_tiles = 0;
 };

@@ -32,7 +32,7 @@ struct BackwardParams : ForwardParams {
   // Sm90BackwardConfig::dq_split: the ranges of n_blocks, and the n_blocks of one. Each has its own dq_accum and
   // dq_semaphore, and bwd_postprocess adds the sums in the order of ranges.
   int dq_splits, dq_split_n_blocks;
-  // For each split of each NBlockWork::split_block (split_q_heads: for each n_block): Sm90BackwardConfig::dkv_floats().
+  // For each split of an n_block (split_q_heads: for each n_block): Sm90BackwardConfig::dkv_floats().
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;

@@ -49,10 +49,10 @@ TANDEM_HOST_DEVICE unsigned fragment_at(int floats, int threads, int part, unsig
   return part * (floats / 4 * threads) + thread % threads;
 }
 
-// The n_block of one CTA, among the n_blocks that are split (split_q_heads: among all n_blocks of all key heads).
+// The n_block of one CTA, among the split n_blocks or, if all are split, among all n_blocks of all key heads.
 template <class Config>
 TANDEM_HOST_DEVICE long long dkv_block_at(Config t, const BackwardParams& p, const NBlockWork& tile, unsigned cta) {
-  if (!splits_q_heads(t)) return static_cast<long long>(tile.split_block) * t->ctas() + cta;
+  if (t->has_unsplit_tiles()) return static_cast<long long>(tile.split_block) * t->ctas() + cta;
   return (static_cast<long long>(tile.sequence) * p.heads_k + tile.head_k) * (p.n_blocks * t->ctas()) +
          tile.n_block * t->ctas() + cta;
 }

@@ -156,7 +156,7 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   if (threadIdx.x >= T.dkv_threads()) return;
   const int n_blocks = p.n_blocks * T.ctas();
   int n_block = n % n_blocks, head = n / n_blocks % p.heads_k, sequence = n / n_blocks / p.heads_k;
-  if constexpr (!split_q_heads<T>()) {
+  if constexpr (T.has_unsplit_tiles()) {
     const NBlockWork tile = n_block_work_at<T>(p, p.unsplit_tiles + n / T.ctas() * p.m_splits);
     n_block = tile.n_block * T.ctas() + n % T.ctas(), head = tile.head_k, sequence = tile.sequence;
   }

@@ -4,7 +4,8 @@
  * tandem_cp_forward and tandem_cp_backward at the same time. The caller supplies the transport.
  *
  * Use: create a plan, read the rank's tokens with tandem_cp_plan_tokens, fill tandem_cp_args, then call
- * tandem_cp_forward. docs/design/context_parallel.md explains layouts, executions and chunks. Tensors are on the CPU.
+ * tandem_cp_forward. docs/design/context_parallel.md explains layouts, executions and chunks. Tensors are on the
+ * context's device.
  */
 #ifndef TANDEM_CONTEXT_PARALLEL_H_
 #define TANDEM_CONTEXT_PARALLEL_H_
@@ -104,7 +105,9 @@ typedef struct tandem_cp_message {
 } tandem_cp_message;
 
 /* The caller's connection between the ranks. Every function returns 0, or any other number to end the call on this
- * rank with TANDEM_DEVICE_ERROR. A lost rank must end in such an error, for example by a timeout. Must not unwind. */
+ * rank with TANDEM_DEVICE_ERROR. A lost rank must end in such an error, for example by a timeout. Must not unwind.
+ * Messages are in the memory of the context's device. On a GPU exchange() follows the earlier work of `stream`.
+ * wait() returns at once there, and the later work of the stream waits for the messages. */
 typedef struct tandem_cp_transport {
   int64_t size; /* sizeof(tandem_cp_transport) */
   int32_t rank;
@@ -115,8 +118,12 @@ typedef struct tandem_cp_transport {
   int32_t (*exchange)(void* user_data, const tandem_cp_message* sends, int64_t send_count,
                       const tandem_cp_message* receives, int64_t receive_count, void** request);
   int32_t (*wait)(void* user_data, void* request);
-  /* Collects `bytes` bytes of every rank, in the order of the ranks. */
+  /* Collects `bytes` bytes of every rank, in the order of the ranks. Both places are in host memory. */
   int32_t (*all_gather)(void* user_data, const void* send, void* receive, int64_t bytes);
+  /* NULL, or returns a sentence about the last error of this transport. */
+  const char* (*last_error)(void* user_data);
+  /* The stream of attention and messages: a CUstream. NULL on the CPU. */
+  void* stream;
 } tandem_cp_transport;
 
 /* ---- Attention -------------------------------------------------------------------------------------------------- */

@@ -110,7 +110,7 @@ class CpPlan {
 class CpTransport {
  public:
   CpTransport(int32_t rank, int32_t ranks) {
-    transport_ = {sizeof transport_, rank, ranks, this, start_exchange, finish_exchange, gather};
+    transport_ = {sizeof transport_, rank, ranks, this, start_exchange, finish_exchange, gather, nullptr, nullptr};
   }
   CpTransport(const CpTransport&) = delete;
   CpTransport& operator=(const CpTransport&) = delete;
@@ -170,10 +170,12 @@ namespace detail {
 
 using CpFunction = tandem_status (*)(tandem_context*, const tandem_cp_args*);
 
-inline void run_cp(CpFunction function, tandem_pass pass, const Attention& attention, tandem_cp_args args,
-                   CpTransport& transport, const Context& context) {
+template <class Transport>
+void run_cp(CpFunction function, tandem_pass pass, const Attention& attention, CpPlan& plan, Transport& transport,
+            CpExecution execution, const Context& context) {
   const CArgs tensors(attention, pass);
-  args.attention = tensors.get();
+  const tandem_cp_args args{sizeof args, plan.get(),   transport.get(), static_cast<int32_t>(execution),
+                            0,           tensors.get()};
   transport.throw_if_call_failed(function(context.get(), &args));
 }
 
@@ -181,17 +183,17 @@ inline void run_cp(CpFunction function, tandem_pass pass, const Attention& atten
 
 // Writes this rank's rows of out, and of lse if present. All ranks call at the same time. Throws Error, or the
 // transport's exception.
-inline void forward(const Attention& attention, CpPlan& plan, CpTransport& transport,
-                    CpExecution execution = CpExecution::gather, const Context& context = {}) {
-  const tandem_cp_args args{sizeof args, plan.get(), transport.get(), static_cast<int32_t>(execution), 0, nullptr};
-  detail::run_cp(tandem_cp_forward, TANDEM_FORWARD, attention, args, transport, context);
+template <class Transport>
+void forward(const Attention& attention, CpPlan& plan, Transport& transport,
+             CpExecution execution = CpExecution::gather, const Context& context = {}) {
+  detail::run_cp(tandem_cp_forward, TANDEM_FORWARD, attention, plan, transport, execution, context);
 }
 
 // Writes this rank's rows of the gradients that are present, and the whole dsink. See forward for the arguments.
-inline void backward(const Attention& attention, CpPlan& plan, CpTransport& transport,
-                     CpExecution execution = CpExecution::gather, const Context& context = {}) {
-  const tandem_cp_args args{sizeof args, plan.get(), transport.get(), static_cast<int32_t>(execution), 0, nullptr};
-  detail::run_cp(tandem_cp_backward, TANDEM_BACKWARD, attention, args, transport, context);
+template <class Transport>
+void backward(const Attention& attention, CpPlan& plan, Transport& transport,
+              CpExecution execution = CpExecution::gather, const Context& context = {}) {
+  detail::run_cp(tandem_cp_backward, TANDEM_BACKWARD, attention, plan, transport, execution, context);
 }
 
 }  // namespace tandem

@@ -107,6 +107,8 @@ static inline int32_t tandem_cp_mpi_open(MPI_Comm comm, tandem_cp_mpi* mpi, tand
   transport->exchange = tandem_cp_mpi_exchange;
   transport->wait = tandem_cp_mpi_wait;
   transport->all_gather = tandem_cp_mpi_all_gather;
+  transport->last_error = NULL;
+  transport->stream = NULL;
   return error;
 }
 

@@ -14,4 +14,5 @@ struct MergeParams {
   int batch, seqlen, heads, head_dim;
   int lanes;    // lanes per row: power of two <= 32
   int aligned;  // kColumns elements can be loaded at once
+  int sum;      // adds the parts, which have no lse
 };

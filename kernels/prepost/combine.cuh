@@ -82,10 +82,10 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
     // Lanes beyond the last row read nothing, because another warp may be writing it.
     const bool has_row = own < rows;
     const MergeRow row(p, own);
-    const auto part_lse = [&](int n) { return row.lse(p.part_lse[n]); };
+    const auto part_lse = [&](int n) { return p.sum ? 0.0f : row.lse(p.part_lse[n]); };
     const float largest = has_row ? largest_lse(part_lse, p.parts) : -kInfinity;
     const bool sees = !(largest == -kInfinity);  // also true for NaN
-    const float sum = sees ? sum_exp_lse(part_lse, p.parts, largest) : 0, inverse = sees ? 1 / sum : 0;
+    const float sum = sees ? sum_exp_lse(part_lse, p.parts, largest) : 0, inverse = p.sum ? 1 : sees ? 1 / sum : 0;
 #pragma unroll 1
     for (int column = lane * kColumns; has_row && column < p.head_dim; column += p.lanes * kColumns) {
       const int count = min(kColumns, p.head_dim - column);

@@ -34,6 +34,8 @@ class TransportStruct(ctypes.Structure):
         ("exchange", _Exchange),
         ("wait", _Wait),
         ("all_gather", _AllGather),
+        ("last_error", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
     ]
 
 

@@ -9,38 +9,40 @@ namespace {
 class QueryGradients {
  public:
   explicit QueryGradients(const ShardCall& call) : call_(call), queries_(call.plan->queries().shards(call.rank)) {
-    sums_ = RowBuffer(kSumType, call.q_shape(queries_.rows()));
+    sums_ = RowBuffer(call.engine, kSumType, call.q_shape(queries_.rows()));
     if (call.plan->chunk() == 0) return;
     for (std::vector<int64_t>& leaves : key_leaves(*call.plan, call.rank)) trees_.emplace_back(std::move(leaves));
   }
 
+  Status clear() { return sums_.clear(); }
+
   // Sets the output dq of a step's problem. After the call of the engine, add() adds it to the sums.
-  void bind(const ContextStep& step, Problem* p) {
+  Status bind(const ContextStep& step, Problem* p) {
     const int64_t row = queries_.row(step.q);
     if (call_.plan->chunk() == 0) {
       p->dq = from_row(sums_.view(), row);
-      return;
+      return {};
     }
     const Shard& shard = queries_.runs()[queries_.find(step.q)];
-    leaf_ = RowBuffer(kSumType, call_.q_shape(shard.tokens.count));
+    leaf_ = RowBuffer(call_.engine, kSumType, call_.q_shape(shard.tokens.count));
     p->dq = from_row(leaf_.view(), row - shard.first);
+    return shard.tokens.count > step.q.count ? leaf_.clear() : Status{};
   }
   Status add(const ContextStep& step) {
     if (call_.plan->chunk() == 0) return {};
     return trees_[queries_.find(step.q)].add({0, step.key_order}, std::move(leaf_),
-                                             [](RowBuffer& left, RowBuffer& right) {
-                                               add_rows(right.view(), left.view(), left.shape());
-                                               return Status{};
+                                             [this](RowBuffer& left, RowBuffer& right) {
+                                               return call_.engine.add(right.view(), left.view(), left.shape());
                                              });
   }
 
-  Status finish(StepRunner& runner) {
+  Status finish() {
     for (size_t n = 0; n < trees_.size(); ++n) {
       if (!trees_[n].has_leaves()) continue;
       RowBuffer& rows = trees_[n].nodes().begin()->second.value;
-      copy_rows(rows.view(), from_row(sums_.view(), queries_.runs()[n].first), rows.shape());
+      TANDEM_TRY(call_.engine.copy(rows.view(), from_row(sums_.view(), queries_.runs()[n].first), rows.shape()));
     }
-    return runner.convert(sums_.view(), call_.problem.dq, sums_.shape());
+    return call_.engine.copy(sums_.view(), call_.problem.dq, sums_.shape());
   }
 
   int64_t row(const ContextStep& step) const { return queries_.row(step.q); }
@@ -64,21 +66,24 @@ class BackwardRounds {
         own_(call) {}
 
   Status run() {
+    TANDEM_TRY(dq_.clear());
+    TANDEM_TRY(own_.clear());
     std::vector<RoundKeys> batch;
     for (int32_t n = 0; n < batches_.count(); ++n) {
       TANDEM_TRY(exchange_.next(n, &batch));
-      std::vector<MessageBytes> parts;
-      for (const RoundKeys& keys : batch) {
-        RoundGradients gradients(call_, keys);
-        TANDEM_TRY(compute(keys, gradients));
-        parts.push_back(gradients.message());
+      std::vector<RowMemory> parts(batch.size());
+      for (size_t i = 0; i < batch.size(); ++i) {
+        RoundGradients gradients(call_, batch[i]);
+        TANDEM_TRY(gradients.clear());
+        TANDEM_TRY(compute(batch[i], gradients));
+        TANDEM_TRY(gradients.message(&parts[i]));
       }
       TANDEM_TRY(add_returned());
       TANDEM_TRY(return_parts(n, batch, parts));
     }
     TANDEM_TRY(add_returned());
-    TANDEM_TRY(own_.finish(runner_));
-    return dq_.finish(runner_);
+    TANDEM_TRY(own_.finish());
+    return dq_.finish();
   }
 
  private:
@@ -86,8 +91,8 @@ class BackwardRounds {
     for (const ContextStep& s : call_.plan->steps_between(call_.rank, keys.peer)) {
       const int64_t k_row = keys.places.row(s.k);
       Problem p = runner_.problem_of(s, dq_.row(s), from_row(keys.k, k_row), from_row(keys.v, k_row));
-      dq_.bind(s, &p);
-      gradients.bind(s, &p);
+      TANDEM_TRY(dq_.bind(s, &p));
+      TANDEM_TRY(gradients.bind(s, &p));
       TANDEM_TRY(runner_.run(p));
       TANDEM_TRY(dq_.add(s));
       TANDEM_TRY(gradients.add(s));
@@ -96,7 +101,7 @@ class BackwardRounds {
   }
 
   // Sends the gradients of a batch to the owners of its keys, and starts to receive the parts of the readers.
-  Status return_parts(int32_t n, const std::vector<RoundKeys>& batch, std::vector<MessageBytes>& parts) {
+  Status return_parts(int32_t n, const std::vector<RoundKeys>& batch, std::vector<RowMemory>& parts) {
     if (n == 0) return own_.add(call_.rank, parts[0]);
     Messages messages;
     for (size_t i = 0; i < batch.size(); ++i) messages.sends.emplace_back(batch[i].peer, std::move(parts[i]));

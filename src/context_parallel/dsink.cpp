@@ -18,7 +18,7 @@ void add_head_sums(const HeadSums& from, HeadSums& to) {
 }
 
 // The sum over a run of rows, for each head.
-HeadSums sum_rows(const Problem& p, int64_t first, int64_t rows) {
+HeadSums sum_on_host(const Problem& p, int64_t first, int64_t rows) {
   HeadSums sums(static_cast<size_t>(p.heads_q), 0.0);
   for (int64_t i = first; i < first + rows; ++i) {
     for (int64_t h = 0; h < p.heads_q; ++h) {
@@ -35,18 +35,40 @@ HeadSums sum_rows(const Problem& p, int64_t first, int64_t rows) {
   return sums;
 }
 
-// The sums of a rank: of each chunk of queries, or of all rows.
-std::vector<double> own_sums(const ShardCall& call) {
-  std::vector<double> sums;
-  const auto append = [&](int64_t first, int64_t rows) {
-    const HeadSums part = sum_rows(call.problem, first, rows);
-    sums.insert(sums.end(), part.begin(), part.end());
-  };
-  if (call.plan->chunk() == 0) append(0, call.plan->queries().tokens(call.rank));
-  if (call.plan->chunk() > 0) {
-    for (const Shard& s : call.plan->queries().shards(call.rank)) append(s.first, s.tokens.count);
+// The same on a GPU, in float32: the backward of the rows over no keys.
+Status sum_on_gpu(const ShardCall& call, int64_t first, int64_t rows, HeadSums* sums) {
+  std::vector<float> values(static_cast<size_t>(call.problem.heads_q), 0.0f);
+  RowBuffer dsink(call.engine, kSumType, {1, call.problem.heads_q, 1});
+  TANDEM_TRY(dsink.clear());
+  const View results = dsink.view();
+  if (rows > 0) {
+    StepRunner runner(call);
+    Problem p = runner.problem_of({}, first, from_row(call.problem.k, 0), from_row(call.problem.v, 0));
+    p.seqlen_q = p.total_q = rows;
+    p.alibi_slopes = {};
+    p.sink = call.problem.sink;
+    p.dsink = {.data = results.data, .dtype = kSumType, .head = 1, .present = true};
+    TANDEM_TRY(runner.run(p));
   }
-  return sums;
+  gpu::Device& device = call.engine.pool->device();
+  TANDEM_TRY(device.copy_to_host(values.data(), results.data, values.size() * sizeof(float), call.engine.stream));
+  TANDEM_TRY(device.synchronize(call.engine.stream));
+  sums->assign(values.begin(), values.end());
+  return {};
+}
+
+// The sums of a rank: of each chunk of queries, or of all rows.
+Status sum_own_rows(const ShardCall& call, std::vector<double>* sums) {
+  const auto append = [&](int64_t first, int64_t rows) -> Status {
+    HeadSums part;
+    if (call.engine.pool == nullptr) part = sum_on_host(call.problem, first, rows);
+    if (call.engine.pool != nullptr) TANDEM_TRY(sum_on_gpu(call, first, rows, &part));
+    sums->insert(sums->end(), part.begin(), part.end());
+    return {};
+  };
+  if (call.plan->chunk() == 0) return append(0, call.plan->queries().tokens(call.rank));
+  for (const Shard& s : call.plan->queries().shards(call.rank)) TANDEM_TRY(append(s.first, s.tokens.count));
+  return {};
 }
 
 // Merges the chunks of each document by the tree, and then the documents in their order.
@@ -68,6 +90,19 @@ Status merge_chunks(const ContextPlan& plan, std::map<std::pair<int32_t, int64_t
   return {};
 }
 
+Status write_dsink(const ShardCall& call, const HeadSums& sums) {
+  const HeadView& dsink = call.problem.dsink;
+  if (call.engine.pool == nullptr) {
+    for (size_t h = 0; h < sums.size(); ++h) store(dsink.dtype, dsink.at(0, static_cast<int64_t>(h)), sums[h]);
+    return {};
+  }
+  const std::vector<float> values(sums.begin(), sums.end());
+  RowBuffer rows(call.engine, kSumType, {1, call.problem.heads_q, 1});
+  TANDEM_TRY(rows.write(values.data()));
+  const View to{.data = dsink.data, .dtype = dsink.dtype, .head = dsink.head, .present = true};
+  return call.engine.copy(rows.view(), to, rows.shape());
+}
+
 }  // namespace
 
 Status sum_dsink(const ShardCall& call) {
@@ -80,7 +115,8 @@ Status sum_dsink(const ShardCall& call) {
     for (int32_t r = 0; r < plan.ranks(); ++r) units[static_cast<size_t>(r)] = plan.queries().shards(r).size();
   }
   const size_t most = *std::max_element(units.begin(), units.end());
-  std::vector<double> own = own_sums(call), all;
+  std::vector<double> own, all;
+  TANDEM_TRY(sum_own_rows(call, &own));
   own.resize(most * heads);
   TANDEM_TRY(all_gather(*call.transport, std::span<const double>(own), &all));
   HeadSums sums(heads, 0.0);
@@ -95,8 +131,7 @@ Status sum_dsink(const ShardCall& call) {
     }
   }
   TANDEM_TRY(merge_chunks(plan, std::move(chunks), &sums));
-  for (size_t h = 0; h < heads; ++h) store(p.dsink.dtype, p.dsink.at(0, static_cast<int64_t>(h)), sums[h]);
-  return {};
+  return write_dsink(call, sums);
 }
 
 }  // namespace tandem::context_parallel

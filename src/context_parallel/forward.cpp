@@ -5,21 +5,20 @@
 #include "context_parallel/execution.h"
 #include "context_parallel/key_exchange.h"
 #include "context_parallel/tree_sum.h"
-#include "problem/convert.h"
 
 namespace tandem::context_parallel {
 namespace {
-
-constexpr double kNoKeys = -std::numeric_limits<double>::infinity();
 
 struct OutRows {
   RowBuffer out, lse;
 
   OutRows() = default;
-  // Rows that have seen no key yet.
   OutRows(const ShardCall& call, int64_t rows)
-      : out(kSumType, call.out_shape(rows)), lse(kSumType, call.lse_shape(rows)) {
-    fill_rows(lse.view(), lse.shape(), kNoKeys);
+      : out(call.engine, kSumType, call.out_shape(rows)), lse(call.engine, kSumType, call.lse_shape(rows)) {}
+  // Sets the rows of attention over no keys.
+  Status clear(const ShardCall& call) {
+    TANDEM_TRY(out.clear());
+    return call.engine.fill(lse.view(), lse.shape(), -std::numeric_limits<float>::infinity());
   }
   OutPart part(int64_t row = 0) { return {from_row(out.view(), row), from_row(lse.view(), row)}; }
 };
@@ -36,6 +35,8 @@ class OutSums {
     }
   }
 
+  Status start() { return call_.plan->chunk() == 0 ? sums_.clear(call_) : Status{}; }
+
   Status add(const ContextStep& step, const RoundKeys& keys) {
     const size_t run = queries_.find(step.q);
     const int64_t q_row = queries_.row(step.q), k_row = keys.places.row(step.k);
@@ -44,17 +45,18 @@ class OutSums {
     const Shard& shard = queries_.runs()[run];
     // A part of a chunk has all rows of the chunk, so that all parts of a node have the same rows.
     OutRows rows(call_, chunks ? shard.tokens.count : step.q.count);
+    if (rows.out.shape().rows > step.q.count) TANDEM_TRY(rows.clear(call_));
     const OutPart part = rows.part(chunks ? q_row - shard.first : 0);
     p.out = part.out;
     p.lse = part.lse;
     TANDEM_TRY(runner_.run(p));
     if (!chunks) {
       const OutPart both[] = {sums_.part(q_row), part};
-      return runner_.merge(both, both[0], call_.out_shape(step.q.count));
+      return call_.engine.merge(both, both[0], call_.out_shape(step.q.count));
     }
     return trees_[run].add({0, step.key_order}, std::move(rows), [&](OutRows& left, OutRows& right) {
       const OutPart both[] = {left.part(), right.part()};
-      return runner_.merge(both, both[0], left.out.shape());
+      return call_.engine.merge(both, both[0], left.out.shape());
     });
   }
 
@@ -64,7 +66,10 @@ class OutSums {
     for (size_t n = 0; n < trees_.size(); ++n) {
       const Shard& shard = queries_.runs()[n];
       OutRows none;
-      if (!trees_[n].has_leaves()) none = OutRows(call_, shard.tokens.count);
+      if (!trees_[n].has_leaves()) {
+        none = OutRows(call_, shard.tokens.count);
+        TANDEM_TRY(none.clear(call_));
+      }
       OutRows& rows = trees_[n].has_leaves() ? trees_[n].nodes().begin()->second.value : none;
       TANDEM_TRY(write(rows.part(), shard.first, shard.tokens.count));
     }
@@ -76,18 +81,18 @@ class OutSums {
     const Problem& p = call_.problem;
     std::vector<OutPart> parts{sum};
     // The sink is a key with the value 0, and enters the softmax of a row once.
-    RowBuffer zeros(kSumType, {1, 1, p.head_dim_v}), sink(kSumType, {1, p.heads_q, 1});
+    RowBuffer zeros, sink;
     if (p.sink) {
-      copy_sink(p, sink.view());
+      zeros = RowBuffer(call_.engine, kSumType, {1, 1, p.head_dim_v});
+      sink = RowBuffer(call_.engine, kSumType, {1, p.heads_q, 1});
+      TANDEM_TRY(zeros.clear());
+      const View values{.data = p.sink.data, .dtype = p.sink.dtype, .head = p.sink.head, .present = true};
+      TANDEM_TRY(call_.engine.copy(values, sink.view(), sink.shape()));
       OutPart part{zeros.view(), sink.view()};
       part.out.row = part.out.head = part.lse.row = 0;
       parts.push_back(part);
     }
-    return runner_.merge(parts, {from_row(p.out, first), from_row(p.lse, first)}, call_.out_shape(rows));
-  }
-
-  static void copy_sink(const Problem& p, const View& to) {
-    for (int64_t h = 0; h < p.heads_q; ++h) store(to.dtype, to.at(0, 0, h), load(p.sink.dtype, p.sink.at(0, h)));
+    return call_.engine.merge(parts, {from_row(p.out, first), from_row(p.lse, first)}, call_.out_shape(rows));
   }
 
   const ShardCall& call_;
@@ -104,6 +109,7 @@ Status forward_by_rounds(const ShardCall& call, int32_t rounds_at_once) {
   StepRunner runner(call);
   KeyExchange exchange(call, batches);
   OutSums sums(call, runner);
+  TANDEM_TRY(sums.start());
   std::vector<RoundKeys> batch;
   for (int32_t n = 0; n < batches.count(); ++n) {
     TANDEM_TRY(exchange.next(n, &batch));

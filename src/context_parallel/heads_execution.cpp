@@ -56,33 +56,26 @@ class HeadExchange {
   const HeadShare& own() const { return shares_[static_cast<size_t>(call_.rank)]; }
   int64_t rows(bool of_keys) const { return of_keys ? k_rows_ : q_rows_; }
 
-  Status to_heads(const std::vector<MovedTensor>& tensors) {
-    return move(
-        tensors, [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_shard(t, peer, at, true); },
-        [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_whole(t, peer, at, false); });
-  }
-  Status to_tokens(const std::vector<MovedTensor>& tensors) {
-    return move(
-        tensors, [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_whole(t, peer, at, true); },
-        [&](const MovedTensor& t, int32_t peer, std::byte* at) { return copy_shard(t, peer, at, false); });
-  }
+  Status to_heads(const std::vector<MovedTensor>& tensors) { return move(tensors, true); }
+  Status to_tokens(const std::vector<MovedTensor>& tensors) { return move(tensors, false); }
 
  private:
-  // pack and unpack return the bytes of a tensor's part for a peer. Both copy nothing for a null place.
-  template <class Pack, class Unpack>
-  Status move(const std::vector<MovedTensor>& tensors, Pack&& pack, Unpack&& unpack) {
+  Status move(const std::vector<MovedTensor>& tensors, bool from_shards) {
     Messages messages;
-    MessageBytes own;
+    RowMemory own;
     for (int32_t peer = 0; peer < call_.plan->ranks(); ++peer) {
-      int64_t sent = 0, received = 0, at = 0;
-      for (const MovedTensor& t : tensors) sent += pack(t, peer, nullptr), received += unpack(t, peer, nullptr);
-      MessageBytes bytes(static_cast<size_t>(sent));
-      for (const MovedTensor& t : tensors) at += pack(t, peer, bytes.data() + at);
+      int64_t sent = 0, received = 0;
+      for (const MovedTensor& t : tensors) {
+        (from_shards ? sent : received) += shard_shape(t, peer).bytes(t.shard.dtype);
+        (from_shards ? received : sent) += whole_shape(t, peer).bytes(t.whole.dtype);
+      }
+      RowMemory bytes(call_.engine, sent);
+      TANDEM_TRY(copy(tensors, peer, from_shards, true, bytes.data()));
       if (peer == call_.rank) {
         own = std::move(bytes);
       } else {
         messages.sends.emplace_back(peer, std::move(bytes));
-        messages.receives.emplace_back(peer, MessageBytes(static_cast<size_t>(received)));
+        messages.receives.emplace_back(peer, RowMemory(call_.engine, received));
       }
     }
     Exchange exchange;
@@ -91,47 +84,56 @@ class HeadExchange {
     // Parts that are added have the order of the ranks, which is the order of the heads.
     auto& received = exchange.received();
     received.insert(received.begin() + call_.rank, {call_.rank, std::move(own)});
-    for (auto& [peer, bytes] : received) {
-      int64_t at = 0;
-      for (const MovedTensor& t : tensors) at += unpack(t, peer, bytes.data() + at);
+    for (auto& [peer, bytes] : received) TANDEM_TRY(copy(tensors, peer, !from_shards, false, bytes.data()));
+    return {};
+  }
+
+  // Copies the part of each tensor for a peer to or from a message.
+  Status copy(const std::vector<MovedTensor>& tensors, int32_t peer, bool shards, bool to_message,
+              std::byte* at) const {
+    for (const MovedTensor& t : tensors) {
+      TANDEM_TRY(shards ? copy_shard(t, peer, at, to_message) : copy_whole(t, peer, at, to_message));
+      at += (shards ? shard_shape(t, peer) : whole_shape(t, peer)).bytes(t.shard.dtype);
     }
     return {};
   }
 
-  // Copies the rows of this rank and the heads of a peer to or from a message.
-  int64_t copy_shard(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
-    const ShardLayout& layout = t.of_keys ? call_.plan->keys() : call_.plan->queries();
+  // The rows of this rank and the heads of a peer.
+  RowShape shard_shape(const MovedTensor& t, int32_t peer) const {
     const HeadShare& share = shares_[static_cast<size_t>(peer)];
-    const RowShape shape{layout.tokens(call_.rank), t.of_keys ? share.k_heads() : share.q_heads(), t.dim};
-    if (at == nullptr || shape.bytes(t.shard.dtype) == 0) return shape.bytes(t.shard.dtype);
-    const View message = compact_view(at, t.shard.dtype, shape);
-    const View shard = from_head(t.shard, t.of_keys ? share.k_begin() : share.q_begin());
-    if (to_message) {
-      copy_rows(shard, message, shape);
-    } else if (t.adds) {
-      add_rows(message, shard, shape);
-    } else {
-      copy_rows(message, shard, shape);
-    }
-    return shape.bytes(t.shard.dtype);
+    return {layout_of(t).tokens(call_.rank), t.of_keys ? share.k_heads() : share.q_heads(), t.dim};
+  }
+  // The rows of a peer and the heads of this rank.
+  RowShape whole_shape(const MovedTensor& t, int32_t peer) const {
+    return {layout_of(t).tokens(peer), t.of_keys ? own().k_heads() : own().q_heads(), t.dim};
+  }
+  const ShardLayout& layout_of(const MovedTensor& t) const {
+    return t.of_keys ? call_.plan->keys() : call_.plan->queries();
   }
 
-  // Copies the rows of a peer and the heads of this rank to or from a message.
-  int64_t copy_whole(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
-    const ShardLayout& layout = t.of_keys ? call_.plan->keys() : call_.plan->queries();
-    RowShape shape{layout.tokens(peer), t.of_keys ? own().k_heads() : own().q_heads(), t.dim};
-    const int64_t bytes = shape.bytes(t.whole.dtype);
-    if (at == nullptr || bytes == 0) return bytes;
+  Status copy_shard(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
+    const HeadShare& share = shares_[static_cast<size_t>(peer)];
+    const RowShape shape = shard_shape(t, peer);
+    if (shape.bytes(t.shard.dtype) == 0) return {};
+    const View message = compact_view(at, t.shard.dtype, shape);
+    const View shard = from_head(t.shard, t.of_keys ? share.k_begin() : share.q_begin());
+    if (to_message) return call_.engine.copy(shard, message, shape);
+    return t.adds ? call_.engine.add(message, shard, shape) : call_.engine.copy(message, shard, shape);
+  }
+
+  Status copy_whole(const MovedTensor& t, int32_t peer, std::byte* at, bool to_message) const {
+    RowShape shape = whole_shape(t, peer);
+    if (shape.bytes(t.whole.dtype) == 0) return {};
     const View message = compact_view(at, t.whole.dtype, shape);
-    for (const Shard& run : layout.shards(peer)) {
+    for (const Shard& run : layout_of(t).shards(peer)) {
       const int64_t start = (t.of_keys ? k_starts_ : q_starts_)[static_cast<size_t>(run.tokens.document)];
       View whole = from_row(t.whole, start + run.tokens.begin);
       whole.row *= run.tokens.stride;
       shape.rows = run.tokens.count;
       const View part = from_row(message, run.first);
-      copy_rows(to_message ? whole : part, to_message ? part : whole, shape);
+      TANDEM_TRY(call_.engine.copy(to_message ? whole : part, to_message ? part : whole, shape));
     }
-    return bytes;
+    return {};
   }
 
   const ShardCall& call_;
@@ -164,16 +166,17 @@ class HeadsRun {
     TANDEM_TRY(exchange_.to_heads(inputs_));
     // Ranks that share a key head each have a part of its gradient.
     const int64_t rows = call_.plan->keys().tokens(call_.rank);
-    RowBuffer dk(kSumType, call_.k_shape(rows)), dv(kSumType, call_.v_shape(rows));
+    RowBuffer dk(call_.engine, kSumType, call_.k_shape(rows)), dv(call_.engine, kSumType, call_.v_shape(rows));
+    TANDEM_TRY(dk.clear());
+    TANDEM_TRY(dv.clear());
     // Sums precede a dq of 16 bits in a message, so that they are aligned.
     add(&Problem::dk, dk.view(), p.head_dim, &outputs_);
     add(&Problem::dv, dv.view(), p.head_dim_v, &outputs_);
     add(&Problem::dq, p.dq, p.head_dim, &outputs_);
     TANDEM_TRY(compute());
     TANDEM_TRY(exchange_.to_tokens(outputs_));
-    StepRunner runner(call_);
-    TANDEM_TRY(runner.convert(dk.view(), p.dk, dk.shape()));
-    return runner.convert(dv.view(), p.dv, dv.shape());
+    TANDEM_TRY(call_.engine.copy(dk.view(), p.dk, dk.shape()));
+    return call_.engine.copy(dv.view(), p.dv, dv.shape());
   }
 
  private:
@@ -184,7 +187,7 @@ class HeadsRun {
     const bool of_keys = sums || member == &Problem::k || member == &Problem::v;
     const HeadShare& own = exchange_.own();
     const int64_t heads = of_keys ? own.k_heads() : own.q_heads();
-    buffers_.push_back(RowBuffer(shard.dtype, {exchange_.rows(of_keys), heads, dim}));
+    buffers_.push_back(RowBuffer(call_.engine, shard.dtype, {exchange_.rows(of_keys), heads, dim}));
     whole_.*member = buffers_.back().view();
     list->push_back({shard, whole_.*member, of_keys, dim, sums});
   }

@@ -119,12 +119,12 @@ Status check_call(const tandem_cp_args& args, tandem_context& context, tandem_pa
   if (args.reserved != 0) {
     return Status::invalid(str_cat("args.reserved (", args.reserved, ") must be 0: zero the struct before the call"));
   }
-  if (context.engine->device() != nullptr) {
-    return Status::unsupported("context (a GPU) must be a context of the CPU: context parallelism runs only on CPUs");
-  }
-  TANDEM_TRY(read_shard(pass, args.attention, call));
-  call->engine = &context.engine_for(call->problem.dtype);
-  return call->engine->check(call->problem);
+  TANDEM_TRY(read_shard(pass, args.attention, context.device, call));
+  Engine& engine = context.engine_for(call->problem.dtype);
+  call->engine = {&engine, context.pool.get(), call->transport->stream};
+  TANDEM_TRY(engine.check_stream(call->engine.stream));
+  TANDEM_TRY(engine.check(call->problem));
+  return engine.device() != nullptr ? check_for_gpu(call) : Status{};
 }
 
 Status run_execution(const ShardCall& call, int32_t execution) {

@@ -6,28 +6,29 @@ namespace tandem::context_parallel {
 namespace {
 
 // A message holds all rows of k, and then all rows of v.
-View k_in(MessageBytes& bytes, const ShardCall& call, int64_t rows) {
+View k_in(RowMemory& bytes, const ShardCall& call, int64_t rows) {
   return compact_view(bytes.data(), call.problem.k.dtype, call.k_shape(rows));
 }
-View v_in(MessageBytes& bytes, const ShardCall& call, int64_t rows) {
+View v_in(RowMemory& bytes, const ShardCall& call, int64_t rows) {
   const DType dtype = call.problem.v.dtype;
   return compact_view(bytes.data() + call.k_shape(rows).bytes(dtype), dtype, call.v_shape(rows));
 }
-MessageBytes message_for(const ShardCall& call, int64_t rows) {
+RowMemory message_for(const ShardCall& call, int64_t rows) {
   const DType dtype = call.problem.k.dtype;
-  return MessageBytes(static_cast<size_t>(call.k_shape(rows).bytes(dtype) + call.v_shape(rows).bytes(dtype)));
+  return {call.engine, call.k_shape(rows).bytes(dtype) + call.v_shape(rows).bytes(dtype)};
 }
 
 // Copies the rows of some of the rank's keys into a message.
-MessageBytes pack(const ShardCall& call, const PlacedRuns& own, const PlacedRuns& needed) {
-  MessageBytes bytes = message_for(call, needed.rows());
-  const View k = k_in(bytes, call, needed.rows()), v = v_in(bytes, call, needed.rows());
+Status pack(const ShardCall& call, const PlacedRuns& own, const PlacedRuns& needed, RowMemory* bytes) {
+  *bytes = message_for(call, needed.rows());
+  const View k = k_in(*bytes, call, needed.rows()), v = v_in(*bytes, call, needed.rows());
   for (const Shard& run : needed.runs()) {
     const int64_t row = own.row(run.tokens);
-    copy_rows(from_row(call.problem.k, row), from_row(k, run.first), call.k_shape(run.tokens.count));
-    copy_rows(from_row(call.problem.v, row), from_row(v, run.first), call.v_shape(run.tokens.count));
+    const int64_t count = run.tokens.count;
+    TANDEM_TRY(call.engine.copy(from_row(call.problem.k, row), from_row(k, run.first), call.k_shape(count)));
+    TANDEM_TRY(call.engine.copy(from_row(call.problem.v, row), from_row(v, run.first), call.v_shape(count)));
   }
-  return bytes;
+  return {};
 }
 
 }  // namespace
@@ -39,7 +40,9 @@ Status KeyExchange::start(int32_t batch) {
   Messages messages;
   for (int32_t round = batches_.begin(batch); round < batches_.end(batch); ++round) {
     const int32_t reader = plan.reader(call_.rank, round), peer = plan.peer(call_.rank, round);
-    messages.sends.emplace_back(reader, pack(call_, own, PlacedRuns(plan.transfers_between(reader, call_.rank))));
+    RowMemory bytes;
+    TANDEM_TRY(pack(call_, own, PlacedRuns(plan.transfers_between(reader, call_.rank)), &bytes));
+    messages.sends.emplace_back(reader, std::move(bytes));
     const PlacedRuns needed(plan.transfers_between(call_.rank, peer));
     messages.receives.emplace_back(peer, message_for(call_, needed.rows()));
   }

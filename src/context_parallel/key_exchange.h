@@ -25,7 +25,7 @@ struct RoundKeys {
   int32_t peer = 0;
   PlacedRuns places;
   View k, v;
-  MessageBytes memory;  // empty for the rank's own keys
+  RowMemory memory;  // empty for the rank's own keys
 };
 
 class KeyExchange {

@@ -25,12 +25,6 @@ int64_t chunk_rows(const ContextPlan& plan, int32_t document, int64_t number) {
   return std::min(plan.chunk(), k_len - number * plan.chunk());
 }
 
-Status add_gradients(KeyGradientRows& left, KeyGradientRows& right) {
-  add_rows(right.dk.view(), left.dk.view(), left.dk.shape());
-  add_rows(right.dv.view(), left.dv.view(), left.dv.shape());
-  return {};
-}
-
 // The keys of `k_rank` that a rank returns gradients of.
 PlacedRuns runs_from(const ContextPlan& plan, int32_t rank, int32_t k_rank) {
   return rank == k_rank ? PlacedRuns(plan.keys().shards(rank)) : PlacedRuns(plan.transfers_between(rank, k_rank));
@@ -38,9 +32,24 @@ PlacedRuns runs_from(const ContextPlan& plan, int32_t rank, int32_t k_rank) {
 
 }  // namespace
 
+Status KeyGradientRows::clear() {
+  TANDEM_TRY(dk.clear());
+  return dv.clear();
+}
+
+Status KeyGradientRows::copy(const ShardCall& call, const View& to_dk, const View& to_dv) {
+  TANDEM_TRY(call.engine.copy(dk.view(), to_dk, dk.shape()));
+  return call.engine.copy(dv.view(), to_dv, dv.shape());
+}
+
+Status KeyGradientRows::add(const ShardCall& call, const View& from_dk, const View& from_dv) {
+  TANDEM_TRY(call.engine.add(from_dk, dk.view(), dk.shape()));
+  return call.engine.add(from_dv, dv.view(), dv.shape());
+}
+
 RoundGradients::RoundGradients(const ShardCall& call, const RoundKeys& keys) : call_(call), places_(keys.places) {
   if (call.plan->chunk() == 0) {
-    sums_.resize(static_cast<size_t>(message_bytes(call, keys.places.rows())));
+    sums_ = RowMemory(call.engine, message_bytes(call, keys.places.rows()));
     return;
   }
   for (auto& [key, leaves] : query_leaves(*call.plan, keys.peer)) {
@@ -48,40 +57,51 @@ RoundGradients::RoundGradients(const ShardCall& call, const RoundKeys& keys) : c
   }
 }
 
-void RoundGradients::bind(const ContextStep& step, Problem* p) {
+Status RoundGradients::bind(const ContextStep& step, Problem* p) {
   if (call_.plan->chunk() == 0) {
     const GradientViews views(call_, sums_.data(), places_.rows());
     const int64_t row = places_.row(step.k);
     p->dk = from_row(views.dk, row);
     p->dv = from_row(views.dv, row);
     p->accumulate = true;
-    return;
+    return {};
   }
   leaf_ = KeyGradientRows(call_, chunk_rows(*call_.plan, step.k.document, step.key_order));
+  TANDEM_TRY(leaf_.clear());
   const int64_t row = step.k.begin - step.key_order * call_.plan->chunk();
   p->dk = from_row(leaf_.dk.view(), row);
   p->dv = from_row(leaf_.dv.view(), row);
+  return {};
 }
 
 Status RoundGradients::add(const ContextStep& step) {
   if (call_.plan->chunk() == 0) return {};
-  return trees_[{step.k.document, step.key_order}].add({0, step.query_order}, std::move(leaf_), add_gradients);
+  return trees_[{step.k.document, step.key_order}].add({0, step.query_order}, std::move(leaf_),
+                                                       [this](KeyGradientRows& left, KeyGradientRows& right) {
+                                                         return left.add(call_, right.dk.view(), right.dv.view());
+                                                       });
 }
 
-MessageBytes RoundGradients::message() {
-  if (call_.plan->chunk() == 0) return std::move(sums_);
-  MessageBytes bytes;
+Status RoundGradients::message(RowMemory* bytes) {
+  if (call_.plan->chunk() == 0) {
+    *bytes = std::move(sums_);
+    return {};
+  }
+  int64_t size = 0;
+  for (auto& [key, tree] : trees_) {
+    for (auto& [begin, entry] : tree.nodes()) size += message_bytes(call_, entry.value.dk.shape().rows);
+  }
+  *bytes = RowMemory(call_.engine, size);
+  std::byte* at = bytes->data();
   for (auto& [key, tree] : trees_) {
     for (auto& [begin, entry] : tree.nodes()) {
-      KeyGradientRows& rows = entry.value;
-      const auto at = static_cast<int64_t>(bytes.size());
-      bytes.resize(bytes.size() + static_cast<size_t>(message_bytes(call_, rows.dk.shape().rows)));
-      const GradientViews views(call_, bytes.data() + at, rows.dk.shape().rows);
-      copy_rows(rows.dk.view(), views.dk, rows.dk.shape());
-      copy_rows(rows.dv.view(), views.dv, rows.dv.shape());
+      const int64_t rows = entry.value.dk.shape().rows;
+      const GradientViews views(call_, at, rows);
+      at += message_bytes(call_, rows);
+      TANDEM_TRY(entry.value.copy(call_, views.dk, views.dv));
     }
   }
-  return bytes;
+  return {};
 }
 
 OwnKeyGradients::OwnKeyGradients(const ShardCall& call) : call_(call), keys_(call.plan->keys().shards(call.rank)) {
@@ -91,7 +111,7 @@ OwnKeyGradients::OwnKeyGradients(const ShardCall& call) : call_(call), keys_(cal
   for (const auto& [key, leaves] : chunks_) trees_.emplace(key, leaves.all);
 }
 
-MessageBytes OwnKeyGradients::message_from(int32_t rank) const {
+RowMemory OwnKeyGradients::message_from(int32_t rank) const {
   int64_t bytes = 0;
   if (call_.plan->chunk() == 0) {
     bytes = message_bytes(call_, runs_from(*call_.plan, rank, call_.rank).rows());
@@ -103,22 +123,23 @@ MessageBytes OwnKeyGradients::message_from(int32_t rank) const {
       bytes += std::ssize(nodes_left(leaves.all, own->second)) * message_bytes(call_, rows);
     }
   }
-  return MessageBytes(static_cast<size_t>(bytes));
+  return {call_.engine, bytes};
 }
 
-Status OwnKeyGradients::add(int32_t rank, MessageBytes& message) {
+Status OwnKeyGradients::add(int32_t rank, RowMemory& message) {
   if (call_.plan->chunk() > 0) return add_nodes(rank, message);
   const PlacedRuns runs = runs_from(*call_.plan, rank, call_.rank);
   const GradientViews views(call_, message.data(), runs.rows());
   for (const Shard& run : runs.runs()) {
     const int64_t row = keys_.row(run.tokens), count = run.tokens.count;
-    add_rows(from_row(views.dk, run.first), from_row(sums_.dk.view(), row), call_.k_shape(count));
-    add_rows(from_row(views.dv, run.first), from_row(sums_.dv.view(), row), call_.v_shape(count));
+    const RowEngine& engine = call_.engine;
+    TANDEM_TRY(engine.add(from_row(views.dk, run.first), from_row(sums_.dk.view(), row), call_.k_shape(count)));
+    TANDEM_TRY(engine.add(from_row(views.dv, run.first), from_row(sums_.dv.view(), row), call_.v_shape(count)));
   }
   return {};
 }
 
-Status OwnKeyGradients::add_nodes(int32_t rank, MessageBytes& message) {
+Status OwnKeyGradients::add_nodes(int32_t rank, RowMemory& message) {
   std::byte* at = message.data();
   for (const auto& [key, leaves] : chunks_) {
     const auto own = leaves.by_rank.find(rank);
@@ -128,24 +149,24 @@ Status OwnKeyGradients::add_nodes(int32_t rank, MessageBytes& message) {
       const GradientViews views(call_, at, rows);
       at += message_bytes(call_, rows);
       KeyGradientRows part(call_, rows);
-      copy_rows(views.dk, part.dk.view(), part.dk.shape());
-      copy_rows(views.dv, part.dv.view(), part.dv.shape());
-      TANDEM_TRY(trees_[key].add(node, std::move(part), add_gradients));
+      TANDEM_TRY(call_.engine.copy(views.dk, part.dk.view(), part.dk.shape()));
+      TANDEM_TRY(call_.engine.copy(views.dv, part.dv.view(), part.dv.shape()));
+      TANDEM_TRY(trees_[key].add(node, std::move(part), [this](KeyGradientRows& left, KeyGradientRows& right) {
+        return left.add(call_, right.dk.view(), right.dv.view());
+      }));
     }
   }
   return {};
 }
 
-Status OwnKeyGradients::finish(StepRunner& runner) {
+Status OwnKeyGradients::finish() {
   for (auto& [key, tree] : trees_) {
     const int64_t begin = key.second * call_.plan->chunk();
     KeyGradientRows& rows = tree.nodes().begin()->second.value;
     const int64_t row = keys_.row({key.first, 1, begin, rows.dk.shape().rows});
-    copy_rows(rows.dk.view(), from_row(sums_.dk.view(), row), rows.dk.shape());
-    copy_rows(rows.dv.view(), from_row(sums_.dv.view(), row), rows.dv.shape());
+    TANDEM_TRY(rows.copy(call_, from_row(sums_.dk.view(), row), from_row(sums_.dv.view(), row)));
   }
-  TANDEM_TRY(runner.convert(sums_.dk.view(), call_.problem.dk, sums_.dk.shape()));
-  return runner.convert(sums_.dv.view(), call_.problem.dv, sums_.dv.shape());
+  return sums_.copy(call_, call_.problem.dk, call_.problem.dv);
 }
 
 }  // namespace tandem::context_parallel

@@ -18,25 +18,29 @@ struct KeyGradientRows {
 
   KeyGradientRows() = default;
   KeyGradientRows(const ShardCall& call, int64_t rows)
-      : dk(kSumType, call.k_shape(rows)), dv(kSumType, call.v_shape(rows)) {}
+      : dk(call.engine, kSumType, call.k_shape(rows)), dv(call.engine, kSumType, call.v_shape(rows)) {}
+  Status clear();
+  Status copy(const ShardCall& call, const View& to_dk, const View& to_dv);
+  Status add(const ShardCall& call, const View& from_dk, const View& from_dv);
 };
 
 // Gradients of a peer's keys in one round, summed over the steps of this rank.
 class RoundGradients {
  public:
   RoundGradients(const ShardCall& call, const RoundKeys& keys);
+  Status clear() { return sums_.clear(); }
 
   // Sets the outputs dk and dv of a step's problem. After the call of the engine, add() adds them to the sums.
-  void bind(const ContextStep& step, Problem* p);
+  Status bind(const ContextStep& step, Problem* p);
   Status add(const ContextStep& step);
 
   // Returns the sums in the form that OwnKeyGradients reads.
-  MessageBytes message();
+  Status message(RowMemory* bytes);
 
  private:
   const ShardCall& call_;
   const PlacedRuns& places_;
-  MessageBytes sums_;     // without chunks: rows of dk, then rows of dv
+  RowMemory sums_;        // without chunks: rows of dk, then rows of dv
   KeyGradientRows leaf_;  // with chunks: of the present step
   std::map<std::pair<int32_t, int64_t>, TreeSum<KeyGradientRows>> trees_;
 };
@@ -47,14 +51,15 @@ class OwnKeyGradients {
   explicit OwnKeyGradients(const ShardCall& call);
 
   // The size of the part that a rank sends, and the addition of this part.
-  MessageBytes message_from(int32_t rank) const;
-  Status add(int32_t rank, MessageBytes& message);
+  RowMemory message_from(int32_t rank) const;
+  Status add(int32_t rank, RowMemory& message);
+  Status clear() { return sums_.clear(); }
 
   // Converts the sums to the types of the results.
-  Status finish(StepRunner& runner);
+  Status finish();
 
  private:
-  Status add_nodes(int32_t rank, MessageBytes& message);
+  Status add_nodes(int32_t rank, RowMemory& message);
 
   const ShardCall& call_;
   PlacedRuns keys_;

@@ -137,7 +137,7 @@ class DenseArgs {
 
 }  // namespace
 
-Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall* call) {
+Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_device device, ShardCall* call) {
   DenseArgs dense;
   TANDEM_TRY(read_args(args, &dense.args));
   TANDEM_TRY(refuse_options(dense.args));
@@ -147,7 +147,7 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall
   int64_t document_stride = 0;
   TANDEM_TRY(dense.add_slopes(*call->plan, &document_stride));
   dense.args.max_seqlen_q = dense.args.max_seqlen_k = 0;
-  TANDEM_TRY(make_problem(pass, &dense.args, {TANDEM_CPU, 0}, true, &call->problem));
+  TANDEM_TRY(make_problem(pass, &dense.args, device, true, &call->problem));
   TANDEM_TRY(refuse_captured(dense.args));
   call->problem.placement.heads_q = call->problem.heads_q;
   if (call->problem.dtype == DType::f64) {
@@ -156,6 +156,22 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall
   }
   call->problem.alibi_slopes.batch = document_stride;
   return call->plan->check_shard(call->rank, call->problem.total_q, call->problem.total_k);
+}
+
+Status check_for_gpu(ShardCall* call) {
+  constexpr const char* kNotServed = "GPUs do not serve it, so leave it out or use a context of the CPU";
+  Problem& p = call->problem;
+  if (p.score_mod) return refuse_option("score_mod", kNotServed);
+  if (p.mask_mod) return refuse_option("mask_mod", kNotServed);
+  if (p.dropout) return refuse_option("dropout_p", kNotServed);
+  p.placement.heads_q = 0;
+  p.batch_invariant = call->plan->chunk() > 0;
+  // A step has float32 results, of which the backward adds to earlier ones.
+  Problem step = p;
+  for (View* v : p.pass == TANDEM_FORWARD ? std::array{&step.out} : std::array{&step.dq}) v->dtype = kSumType;
+  step.dk.dtype = step.dv.dtype = kSumType;
+  step.accumulate = p.pass == TANDEM_BACKWARD && call->plan->chunk() == 0;
+  return call->engine.engine->check(step);
 }
 
 }  // namespace tandem::context_parallel

@@ -7,6 +7,10 @@
 namespace tandem::context_parallel {
 
 // Checks the rank's tensors and options, and refuses options that are not served.
-Status read_shard(tandem_pass pass, const tandem_attention_args* args, ShardCall* call);
+Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_device device, ShardCall* call);
+
+// Refuses options that GPUs do not serve in context parallelism. With chunks the bits of the chosen kernels do not
+// depend on the number of ranks.
+Status check_for_gpu(ShardCall* call);
 
 }  // namespace tandem::context_parallel

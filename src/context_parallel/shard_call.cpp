@@ -3,38 +3,6 @@
 #include <tuple>
 
 namespace tandem::context_parallel {
-namespace {
-
-// A tensor of rows in the C interface's form: (1, rows, heads, dim).
-struct RowTensor {
-  RowTensor(const View& v, const RowShape& s) : shape{1, s.rows, s.heads, s.dim}, strides{0, v.row, v.head, 1} {
-    tensor = {v.data, {TANDEM_CPU, 0}, 4, dtype_of(v.dtype), shape, strides, 0};
-  }
-  // The log-sum-exp: (1, heads, rows).
-  static RowTensor of_lse(const View& v, const RowShape& s) {
-    RowTensor t(v, s);
-    t.shape[1] = s.heads, t.strides[1] = v.head;
-    t.shape[2] = s.rows, t.strides[2] = v.row;
-    t.tensor.ndim = 3;
-    return t;
-  }
-  const tandem_tensor* get() {
-    tensor.shape = shape;
-    tensor.strides = strides;
-    return &tensor;
-  }
-
-  static tandem_dtype dtype_of(DType t) {
-    const auto bits = static_cast<uint8_t>(8 * size_of(t));
-    return {static_cast<uint8_t>(t == DType::bf16 ? TANDEM_BFLOAT : TANDEM_FLOAT), bits, 1};
-  }
-
-  int64_t shape[4], strides[4];
-  tandem_tensor tensor;
-};
-
-}  // namespace
-
 PlacedRuns::PlacedRuns(const std::vector<TokenRange>& ranges) {
   int64_t first = 0;
   for (const TokenRange& range : ranges) {
@@ -82,44 +50,12 @@ Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const Vie
 
 Status StepRunner::run(const Problem& problem) {
   if (problem.heads_q == 0) return {};
-  const size_t bytes = call_.engine->workspace_size(problem);
-  if (workspace_.size() < bytes) workspace_.resize(bytes);
+  const auto bytes = static_cast<int64_t>(call_.engine.engine->workspace_size(problem));
+  if (workspace_.size() < bytes) workspace_ = RowMemory(call_.engine, bytes);
   const tandem_attention_args no_tensors{};
-  return call_.engine->run(problem, {no_tensors, problem.pass, workspace_.data(), workspace_.size()}, nullptr);
-}
-
-Status StepRunner::merge(std::span<const OutPart> parts, const OutPart& result, const RowShape& shape) {
-  if (shape.rows == 0 || shape.heads == 0) return {};
-  MergeProblem m;
-  m.parts = std::ssize(parts);
-  m.batch = 1;
-  m.seqlen = shape.rows;
-  m.heads = shape.heads;
-  m.head_dim = shape.dim;
-  m.out = result.out;
-  m.lse = result.lse;
-  std::vector<RowTensor> tensors;
-  std::vector<const tandem_tensor*> outs, lses;
-  for (const OutPart& part : parts) {
-    tensors.emplace_back(part.out, shape);
-    tensors.push_back(RowTensor::of_lse(part.lse, shape));
-  }
-  for (size_t n = 0; n < tensors.size(); n += 2) {
-    outs.push_back(tensors[n].get());
-    lses.push_back(tensors[n + 1].get());
-  }
-  m.part_out = outs.data();
-  m.part_lse = lses.data();
-  return call_.engine->merge(m, nullptr);
-}
-
-// A merge of one part with the weight 1 converts its type.
-Status StepRunner::convert(const View& from, const View& to, const RowShape& shape) {
-  if (!to) return {};
-  float zero = 0;
-  const View no_lse{.data = reinterpret_cast<std::byte*>(&zero), .dtype = kSumType, .present = true};
-  const OutPart part{from, no_lse};
-  return merge({&part, 1}, {to, {}}, shape);
+  return call_.engine.engine->run(problem,
+                                  {no_tensors, problem.pass, workspace_.data(), static_cast<size_t>(workspace_.size())},
+                                  call_.engine.stream);
 }
 
 }  // namespace tandem::context_parallel

@@ -2,13 +2,11 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <vector>
 
 #include "base/status.h"
 #include "context_parallel/plan.h"
 #include "context_parallel/rows.h"
-#include "engine/engine.h"
 #include "problem/problem.h"
 #include "tandem/context_parallel.h"
 
@@ -21,7 +19,7 @@ struct ShardCall {
   const ContextPlan* plan = nullptr;
   int32_t rank = 0;
   Problem problem;
-  Engine* engine = nullptr;
+  RowEngine engine;
   const tandem_cp_transport* transport = nullptr;  // null: the plan has one rank
 
   RowShape q_shape(int64_t rows) const { return {rows, problem.heads_q, problem.head_dim}; }
@@ -49,11 +47,6 @@ class PlacedRuns {
   std::vector<Shard> runs_;
 };
 
-// Rows of attention over some keys.
-struct OutPart {
-  View out, lse;
-};
-
 // Runs the steps of one call on the engine, with one workspace.
 class StepRunner {
  public:
@@ -64,14 +57,9 @@ class StepRunner {
   Problem problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v) const;
   Status run(const Problem& problem);
 
-  // Merges parts of a number of rows in order. result may be one of the parts, and may have no lse.
-  Status merge(std::span<const OutPart> parts, const OutPart& result, const RowShape& shape);
-  // Copies rows and converts their type.
-  Status convert(const View& from, const View& to, const RowShape& shape);
-
  private:
   const ShardCall& call_;
-  std::vector<std::byte> workspace_;
+  RowMemory workspace_;
 };
 
 }  // namespace tandem::context_parallel

@@ -4,21 +4,19 @@
 // reduce-scatter is not used, because its order of sums would belong to the transport.
 #pragma once
 
-#include <cstddef>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "context_parallel/rows.h"
 #include "tandem/context_parallel.h"
 
 namespace tandem::context_parallel {
 
-using MessageBytes = std::vector<std::byte>;
-
 // The messages of one exchange. The buffers stay valid until the exchange has finished.
 struct Messages {
-  std::vector<std::pair<int32_t, MessageBytes>> sends, receives;  // peer and bytes
+  std::vector<std::pair<int32_t, RowMemory>> sends, receives;  // peer and bytes
 };
 
 // An exchange in flight. The destructor waits for it, because the transport may still write to the buffers.
@@ -39,7 +37,7 @@ class Exchange {
   // Returns when the messages have arrived. Does nothing if no exchange is in flight.
   Status wait();
 
-  std::vector<std::pair<int32_t, MessageBytes>>& received() { return messages_.receives; }
+  std::vector<std::pair<int32_t, RowMemory>>& received() { return messages_.receives; }
 
  private:
   const tandem_cp_transport* transport_ = nullptr;  // null: no exchange is in flight

@@ -53,6 +53,15 @@ void merge_row(const MergeProblem& m, const Parts& parts, int64_t b, int64_t i, 
   std::memcpy(m.lse.at(b, i, h), &rounded, sizeof rounded);
 }
 
+void sum_row(const MergeProblem& m, const Parts& parts, int64_t b, int64_t i, int64_t h) {
+  float out[kMaxHeadDim] = {}, from[kMaxHeadDim];
+  for (const auto& part : parts) {
+    kernels().load_row(part.out.dtype, part.out.at(b, i, h), m.head_dim, from);
+    for (int64_t c = 0; c < m.head_dim; ++c) out[c] += from[c];
+  }
+  kernels().store_row(m.out.dtype, out, m.head_dim, m.out.at(b, i, h));
+}
+
 }  // namespace
 
 void merge(const MergeProblem& m, Threads& threads) {
@@ -61,7 +70,8 @@ void merge(const MergeProblem& m, Threads& threads) {
   const double work =
       static_cast<double>(m.rows()) * static_cast<double>(m.parts) * static_cast<double>(m.head_dim + 16);
   for_each_item(threads, {Take::kInSections, m.batch * m.seqlen, work}, nullptr, 0, [&](int64_t item, std::byte*) {
-    for (int64_t h = 0; h < m.heads; ++h) merge_row(m, parts, item / m.seqlen, item % m.seqlen, h);
+    const auto row = m.sum ? sum_row : merge_row;
+    for (int64_t h = 0; h < m.heads; ++h) row(m, parts, item / m.seqlen, item % m.seqlen, h);
   });
 }
 

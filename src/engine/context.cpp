@@ -104,7 +104,11 @@ tandem_context::tandem_context(const tandem_context_options& options)
       description(engine->description()) {}
 
 tandem_context::tandem_context(std::unique_ptr<tandem::Engine> gpu, tandem_device place)
-    : device(place), threads(1, nullptr, nullptr), engine(std::move(gpu)), description(engine->description()) {}
+    : device(place),
+      threads(1, nullptr, nullptr),
+      engine(std::move(gpu)),
+      pool(std::make_unique<tandem::DevicePool>(*engine->device())),
+      description(engine->description()) {}
 
 extern "C" {
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cpu/threads.h"
+#include "engine/device_pool.h"
 #include "engine/engine.h"
 #include "tandem/tandem.h"
 
@@ -21,6 +22,7 @@ struct tandem_context {
   tandem_device device{TANDEM_CPU, 0};
   tandem::cpu::Threads threads;
   std::unique_ptr<tandem::Engine> engine, float64;  // float64: engine of float64 tensors; null: same engine
+  std::unique_ptr<tandem::DevicePool> pool;         // null: a context of the CPU
   std::string description;
 };
 

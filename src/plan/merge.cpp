@@ -74,13 +74,14 @@ bool MergeLaunches::next(MergeParams* params, uint32_t* grid) {
   const auto add = [&](const MergeProblem::Part& part) {
     const int n = params->parts++;
     params->part_out[n] = tensor_of(part.out);
-    params->part_lse[n] = tensor_of(part.lse);
+    if (!m_.sum) params->part_lse[n] = tensor_of(part.lse);
     params->part_type[n] = type_of(part.out.dtype);
     aligned = aligned && is_aligned(part.out);
   };
   if (done_ > 0) add({m_.out, m_.lse});
   while (done_ < m_.parts && params->parts < MergeParams::kMaxParts) add(m_.part(done_++));
   params->aligned = aligned;
+  params->sum = m_.sum;
   const int64_t rows_of_block = MergeParams::kThreads / params->lanes;
   *grid = static_cast<uint32_t>(std::min<int64_t>(most_blocks_, (m_.rows() + rows_of_block - 1) / rows_of_block));
   return true;
@@ -103,7 +104,7 @@ std::vector<gpu::NamedBuffer> MergeLaunches::tensors(const MergeParams& params) 
     const bool is_sum = n == 0 && done_ > params.parts;  // a part is the result of the previous launch
     const MergeProblem::Part part = is_sum ? MergeProblem::Part{m_.out, m_.lse} : m_.part(done_ - params.parts + n);
     add("part_out", part.out, m_.head_dim);
-    add("part_lse", part.lse, 1);
+    if (!m_.sum) add("part_lse", part.lse, 1);
   }
   return list;
 }

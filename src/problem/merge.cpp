@@ -134,7 +134,7 @@ Status make_merge_problem(const tandem_merge_args* from, tandem_device device, M
 }
 
 MergeProblem::Part MergeProblem::part(int64_t n) const {
-  return {view_of(operand_of(*part_out[n])), lse_view_of(operand_of(*part_lse[n]))};
+  return {view_of(operand_of(*part_out[n])), sum ? View{} : lse_view_of(operand_of(*part_lse[n]))};
 }
 
 }  // namespace tandem

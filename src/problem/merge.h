@@ -15,6 +15,7 @@ struct MergeProblem {
   int64_t parts = 0;
   int64_t batch = 0, seqlen = 0, heads = 0, head_dim = 0;
   View out, lse;
+  bool sum = false;  // out is the sum of the parts, which have no lse
 
   // The values of part n for every query and head.
   struct Part {

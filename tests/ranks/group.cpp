@@ -12,7 +12,7 @@ ThreadGroup::ThreadGroup(int32_t ranks, std::chrono::milliseconds timeout)
     Member& m = members_[static_cast<size_t>(r)];
     m.group = this;
     m.rank = r;
-    m.transport = {sizeof(tandem_cp_transport), r, ranks, &m, exchange, wait, all_gather};
+    m.transport = {sizeof(tandem_cp_transport), r, ranks, &m, exchange, wait, all_gather, nullptr, nullptr};
   }
 }
 

@@ -14,9 +14,26 @@
 namespace tandem::test {
 namespace {
 
-using context_parallel::copy_rows;
 using context_parallel::from_row;
 using context_parallel::RowBuffer;
+using context_parallel::RowShape;
+
+const context_parallel::RowEngine kHost;  // only allocates
+
+void copy_rows(const View& from, const View& to, const RowShape& s) {
+  const auto bytes = static_cast<size_t>(s.dim * size_of(from.dtype));
+  for (int64_t row = 0; row < s.rows; ++row) {
+    for (int64_t head = 0; head < s.heads; ++head) std::memcpy(to.at(0, row, head), from.at(0, row, head), bytes);
+  }
+}
+
+void fill_with_nan(const View& v, const RowShape& s) {
+  for (int64_t row = 0; row < s.rows; ++row) {
+    for (int64_t head = 0; head < s.heads; ++head) {
+      for (int64_t c = 0; c < s.dim; ++c) store(v.dtype, v.at(0, row, head) + c * size_of(v.dtype), NAN);
+    }
+  }
+}
 
 tandem_dtype c_dtype(DType t) {
   const auto bits = static_cast<uint8_t>(8 * size_of(t));
@@ -76,7 +93,7 @@ class Shards {
     bool keys;
   };
 
-  void copy(const View& whole, const View& shard, bool keys, context_parallel::RowShape shape, bool to_shard) {
+  void copy(const View& whole, const View& shard, bool keys, RowShape shape, bool to_shard) {
     shape.rows = 1;
     for (size_t row = 0; row < documents_[keys].size(); ++row) {
       const Sequence s = sequence_of(p_, documents_[keys][row]);
@@ -90,7 +107,7 @@ class Shards {
   // dim 0: a log-sum-exp, (heads, rows).
   const tandem_tensor* allocate(const View& whole, bool keys, int64_t dim) {
     const int64_t rows = std::ssize(documents_[keys]), heads = keys ? p_.heads_k : p_.heads_q;
-    buffers_.emplace_back(whole.dtype, context_parallel::RowShape{rows, heads, std::max<int64_t>(dim, 1)});
+    buffers_.emplace_back(kHost, whole.dtype, RowShape{rows, heads, std::max<int64_t>(dim, 1)});
     const View v = buffers_.back().view();
     sizes_.push_back(dim > 0 ? std::vector<int64_t>{rows, heads, dim, v.row, v.head, 1}
                              : std::vector<int64_t>{heads, rows, v.head, v.row});
@@ -111,13 +128,13 @@ class Shards {
   const tandem_tensor* output(const View& whole, bool keys, int64_t dim) {
     if (!whole) return nullptr;
     const tandem_tensor* tensor = allocate(whole, keys, dim);
-    context_parallel::fill_rows(buffers_.back().view(), buffers_.back().shape(), NAN);
+    fill_with_nan(buffers_.back().view(), buffers_.back().shape());
     outputs_.push_back({whole, &buffers_.back(), keys});
     return tensor;
   }
   const tandem_tensor* heads(const HeadView& whole, int64_t batch) {
     if (!whole) return nullptr;
-    buffers_.emplace_back(whole.dtype, context_parallel::RowShape{batch, p_.heads_q, 1});
+    buffers_.emplace_back(kHost, whole.dtype, RowShape{batch, p_.heads_q, 1});
     const View v = buffers_.back().view();
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < p_.heads_q; ++h) {
@@ -178,9 +195,10 @@ std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adj
   tandem_context_options options{};
   options.size = sizeof options;
   options.threads = 1;
-  tandem_context* context = nullptr;
-  Shards::check(tandem_context_create(&options, &context));
-  const std::unique_ptr<tandem_context, void (*)(tandem_context*)> owner(context, tandem_context_destroy);
+  tandem_context* context = run.context;
+  if (context == nullptr) Shards::check(tandem_context_create(&options, &context));
+  const std::unique_ptr<tandem_context, void (*)(tandem_context*)> owner(run.context == nullptr ? context : nullptr,
+                                                                         tandem_context_destroy);
   Shards shards(p, run.plan, run.transport->rank);
   if (adjust) adjust(shards.args);
   const tandem_cp_args args{sizeof(tandem_cp_args), run.plan, run.transport, run.execution, 0, &shards.args};

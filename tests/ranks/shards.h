@@ -31,6 +31,7 @@ struct RankRun {
   tandem_cp_plan* plan;
   const tandem_cp_transport* transport;
   int32_t execution = TANDEM_CP_GATHER;
+  tandem_context* context = nullptr;  // null: a context of the CPU
 };
 
 // Runs the part of a rank, and copies its results to the problem. Returns the error message; empty: success. adjust:

@@ -126,6 +126,14 @@ typedef struct tandem_cp_transport {
   void* stream;
 } tandem_cp_transport;
 
+/* Fills in a transport over NCCL for a context of a GPU. comm is the caller's ncclComm_t, which must stay valid until
+ * tandem_cp_nccl_close. libnccl.so.2 is loaded at run time. Every call checks NCCL's asynchronous error and returns it.
+ * Errors that NCCL finds after a call has returned are returned by the next call, and by tandem_cp_nccl_close. */
+TANDEM_API tandem_status tandem_cp_nccl_open(tandem_context* context, void* comm, void* stream,
+                                             tandem_cp_transport* transport);
+/* Waits for the messages. The context must still exist. */
+TANDEM_API tandem_status tandem_cp_nccl_close(tandem_cp_transport* transport);
+
 /* ---- Attention -------------------------------------------------------------------------------------------------- */
 
 /* Executions of a plan. GATHER: a rank receives all needed keys at once, and computes with its own keys meanwhile.

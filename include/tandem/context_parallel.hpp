@@ -166,6 +166,24 @@ class CpTransport {
   std::exception_ptr failure_;
 };
 
+// The transport over NCCL for a context of a GPU. comm: the program's ncclComm_t. Attention runs on `stream`. Throws
+// Error. The communicator and the context must outlive the transport.
+class CpNccl {
+ public:
+  CpNccl(const Context& context, void* comm, void* stream) {
+    throw_if_failed(tandem_cp_nccl_open(context.get(), comm, stream, &transport_));
+  }
+  CpNccl(const CpNccl&) = delete;
+  CpNccl& operator=(const CpNccl&) = delete;
+  ~CpNccl() { (void)tandem_cp_nccl_close(&transport_); }
+
+  const tandem_cp_transport* get() const { return &transport_; }
+  void throw_if_call_failed(tandem_status status) { throw_if_failed(status); }
+
+ private:
+  tandem_cp_transport transport_{};
+};
+
 namespace detail {
 
 using CpFunction = tandem_status (*)(tandem_context*, const tandem_cp_args*);
@@ -182,7 +200,7 @@ void run_cp(CpFunction function, tandem_pass pass, const Attention& attention, C
 }  // namespace detail
 
 // Writes this rank's rows of out, and of lse if present. All ranks call at the same time. Throws Error, or the
-// transport's exception.
+// transport's exception. Transport: CpTransport or CpNccl.
 template <class Transport>
 void forward(const Attention& attention, CpPlan& plan, Transport& transport,
              CpExecution execution = CpExecution::gather, const Context& context = {}) {

@@ -1,8 +1,9 @@
 """One rank's calls of a ContextPlan with chunks, and the tree of sums over chunk numbers.
 
 Four groups of chunks hold the keys of a document. A step is the attention of one chunk of queries to its keys of one
-group. Steps depend on positions alone, so every number of ranks computes the same steps. A rank first computes steps
-whose keys it owns. The other steps read a buffer with all of their keys, in the order of the positions.
+group. Many chunks that the queries see whole are a step without a mask. Steps depend on positions alone, so every
+number of ranks computes the same steps. A rank first computes steps whose keys it owns. The other steps read a buffer
+with all of their keys, in the order of the positions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ Chunk = tuple[int, int]  # document and number
 _GROUPS = 4
 # The rows between the steps of one call, as a part of a step's rows.
 _GAP = 0.125
+# From this number of queries times keys on a step has its own call, whose tensors are not packed.
+_LARGE = 1 << 22
 
 
 def chunk_size(plan: ContextPlan, document: int, number: int, keys: bool) -> int:
@@ -55,25 +58,45 @@ def key_chunks(plan: ContextPlan, step: Step) -> range:
 
 
 def chunk_steps(plan: ContextPlan, rank: int) -> list[Step]:
-    """Returns a rank's steps of whole chunks. Key rows count from 0 in each step. k_order is the group."""
+    """Returns a rank's steps of whole chunks. Key rows count from 0 in each step. k_order is the order of the steps of
+    a chunk of queries.
+    """
     rows = {key: (begin, end) for key, begin, end in chunk_rows(plan, rank, keys=False)}
-    found: dict[tuple[int, int, int], list[int]] = {}  # first and last key chunk, diagonal of the document, pairs
+    found: dict[tuple[int, int, int], dict[int, tuple[int, int]]] = {}  # by key chunk: diagonal of the document, pairs
     for peer in range(plan.ranks):
         for s in plan.steps(rank, peer):
             document, number = int(s["document"]), int(s["k_order"])
             key = document, int(s["q_order"]), number // group_size(plan, document)
-            diagonal = int(s["diagonal"] + s["k_begin"] - s["q_begin"])
-            entry = found.setdefault(key, [number, number, diagonal, 0])
-            entry[0], entry[1] = min(entry[0], number), max(entry[1], number)
-            entry[3] += int(s["pairs"])
+            found.setdefault(key, {})[number] = int(s["diagonal"] + s["k_begin"] - s["q_begin"]), int(s["pairs"])
     steps = []
-    for (document, q_order, group), (first, last, diagonal, pairs) in sorted(found.items()):
+    for (document, q_order, group), chunks in sorted(found.items()):
         q_row, q_end = rows[document, q_order]
-        q_begin, k_begin = q_order * plan.chunk, first * plan.chunk
-        keys = sum(chunk_size(plan, document, number, True) for number in range(first, last + 1))
-        place = q_row, q_end, 0, keys, q_begin, k_begin, diagonal + q_begin - k_begin
-        steps.append(Step(document, 1, *place, *plan.window, q_order, group, pairs))
+        sizes = {number: chunk_size(plan, document, number, True) for number in chunks}
+        whole = [n for n in sizes if chunks[n][1] == sizes[n] * (q_end - q_row)]
+        for order, numbers in enumerate(_runs(sizes, whole, q_end - q_row)):
+            if not numbers:
+                continue
+            q_begin, k_begin = q_order * plan.chunk, numbers[0] * plan.chunk
+            diagonal = chunks[numbers[0]][0] + q_begin - k_begin
+            place = q_row, q_end, 0, sum(sizes[n] for n in numbers), q_begin, k_begin, diagonal
+            pairs = sum(chunks[n][1] for n in numbers)
+            steps.append(Step(document, 1, *place, *plan.window, q_order, 3 * group + order, pairs))
     return steps
+
+
+def _runs(sizes: dict[int, int], whole: list[int], rows: int) -> tuple[list[int], list[int], list[int]]:
+    """Divides the key chunks of a group into those before, among and after the chunks that the queries see whole, if
+    these are a large step.
+    """
+    numbers = sorted(sizes)
+    if sum(sizes[n] for n in whole) * rows < _LARGE:
+        return [], numbers, []
+    first, last = min(whole), max(whole)
+    return [n for n in numbers if n < first], [n for n in numbers if first <= n <= last], [n for n in numbers if n > last]
+
+
+def is_large(step: Step) -> bool:
+    return (step.q_end - step.q_row) * (step.k_end - step.k_row) >= _LARGE
 
 
 class _Owners:
@@ -135,10 +158,10 @@ class ChunkSchedule:
         ranks = [_RankSteps(plan, owners, peer) for peer in range(plan.ranks)]
         own = ranks[rank]
         self.buffer_rows = own.rows
-        # The groups of keys that each chunk of queries sees.
-        self.groups: dict[Chunk, list[int]] = {}
+        # The orders of the steps of each chunk of queries.
+        self.orders: dict[Chunk, list[int]] = {}
         for step in [*own.own, *own.others]:
-            self.groups.setdefault((step.document, step.q_order), []).append(step.k_order)
+            self.orders.setdefault((step.document, step.q_order), []).append(step.k_order)
         # Rows of the own keys and their places in the buffer; rows that peers send and receive.
         self.copies = [(begin, end, own.places[chunk]) for chunk, begin, end in owners.runs(rank, own.chunks)]
         self.receives = [
@@ -161,15 +184,17 @@ class ChunkSchedule:
         self.places = own.places
 
     def _calls(self, steps: list[Step]) -> list[Call]:
-        """Returns calls of steps. A chunk of queries with one group has calls without rows between the steps."""
-        whole = [step for step in steps if len(self.groups[step.document, step.q_order]) == 1]
-        parts = [step for step in steps if len(self.groups[step.document, step.q_order]) > 1]
+        """Returns calls of steps. A chunk of queries with one step has calls without rows between the steps."""
+        packed = [step for step in steps if not is_large(step)]
+        whole = [step for step in packed if len(self.orders[step.document, step.q_order]) == 1]
+        parts = [step for step in packed if len(self.orders[step.document, step.q_order]) > 1]
         calls = calls_of(whole, True, 0) + calls_of(parts, True, _GAP)
+        calls += [Call([step], is_packed=False) for step in steps if is_large(step)]
         return sorted(calls, key=lambda call: (call.steps[0].document, call.steps[0].k_order, call.steps[0].q_order))
 
     def is_whole(self, call: Call) -> bool:
         """Returns whether the call has all keys of its queries."""
-        return len(self.groups[call.steps[0].document, call.steps[0].q_order]) == 1
+        return len(self.orders[call.steps[0].document, call.steps[0].q_order]) == 1
 
     def units(self, calls: list[Call]) -> list[list[Call]]:
         """Returns the calls as lists of one, or of two that are siblings in the tree of a key chunk's sums."""
@@ -183,7 +208,7 @@ class ChunkSchedule:
 
 
 def _halves(steps: list[Step]) -> tuple[list[Step], list[Step]]:
-    """Divides steps by documents and groups. The first have about half of the pairs."""
+    """Divides steps by documents and keys. The first have about half of the pairs."""
     ordered = sorted(steps, key=lambda step: (step.document, step.k_order, step.q_order))
     work = np.cumsum([0, *(step.pairs for step in ordered)])
     middle = int(np.searchsorted(work, work[-1] / 2))

@@ -1,6 +1,6 @@
 """Executions of a ContextPlan with chunks on torch tensors. The bits do not depend on the number of ranks.
 
-A rank merges the parts of a chunk of queries in the order of the groups of keys. The sums of dk and dv follow the tree
+A rank merges the parts of a chunk of queries in the order of the steps. The sums of dk and dv follow the tree
 over the numbers of the query chunks, and ranks return nodes of this tree.
 """
 
@@ -47,7 +47,7 @@ class Forward:
         self.schedule = execution.chunk_schedule()
         self.result = Part.empty(q.shape[0], q.shape[1], v.shape[-1], q.dtype, q.device)
         self.rows = {key: (begin, end) for key, begin, end in chunk_rows(execution.plan, execution.rank, False)}
-        self.parts: dict[Chunk, dict[int, Part]] = {}  # by group
+        self.parts: dict[Chunk, dict[int, Part]] = {}  # by the order of the step
 
     def run(self, sink: Tensor | None) -> tuple[Tensor, Tensor]:
         keys = _Keys(self.execution, self.k, self.v)
@@ -57,7 +57,7 @@ class Forward:
         for call in self.schedule.others:
             self._attend(call, buffers, sink)
         for chunk, interval in self.rows.items():
-            if chunk not in self.schedule.groups:
+            if chunk not in self.schedule.orders:
                 write([], sink, self.result.rows(*interval))
         return self.result.out, self.result.lse
 
@@ -75,8 +75,8 @@ class Forward:
             chunk = step.document, step.q_order
             parts = self.parts.setdefault(chunk, {})
             parts[step.k_order] = part.rows(step.q_row - call.q_begin, step.q_end - call.q_begin)
-            if len(parts) == len(self.schedule.groups[chunk]):
-                write([parts[group] for group in sorted(parts)], sink, self.result.rows(*self.rows[chunk]))
+            if len(parts) == len(self.schedule.orders[chunk]):
+                write([parts[order] for order in sorted(parts)], sink, self.result.rows(*self.rows[chunk]))
                 del self.parts[chunk]
 
 
@@ -137,7 +137,7 @@ class Backward:
         attend_backward(self.execution, call, self.tensors, keys, gradients, accumulate)
         for step in call.steps:
             chunk = step.document, step.q_order
-            tree = self.q_trees.setdefault(chunk, TreeSum(self.schedule.groups[chunk]))
+            tree = self.q_trees.setdefault(chunk, TreeSum(self.schedule.orders[chunk]))
             tree.add(0, step.k_order, [dq[step.q_row - call.q_begin : step.q_end - call.q_begin]], _added)
 
     def _tree(self, chunk: Chunk) -> TreeSum:

@@ -5,6 +5,7 @@ context_parallel_ranks.py <rank> <ranks> <file of the group> <file of the errors
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import traceback
@@ -18,7 +19,7 @@ from context_drop_ins import expect_error
 
 import reference
 import tandem
-from tandem import _context_parallel
+from tandem import _context_chunks, _context_parallel
 
 EXECUTIONS = ("gather", "ring", "heads")
 LENGTHS = [41, 0, 1, 26]
@@ -124,9 +125,10 @@ def case_torch_options(r):
 
 
 def case_torch_bits(r):
-    """With chunks the executions for GPUs have the bits of one rank."""
+    """With chunks the executions for GPUs have the bits of one rank. Large steps are calls without packed tensors."""
     sink = torch.tensor([0.5, -1, 2, 0])
-    for dtype, mask in ((torch.float32, {"causal": True}), (torch.bfloat16, {"window": (20, 3)})):
+    masks = (torch.float32, {"causal": True}), (torch.bfloat16, {"window": (20, 3)})
+    for (dtype, mask), _context_chunks._LARGE in itertools.product(masks, (1 << 22, 100)):
         batch = r.batch(dtype=dtype)
         one = tandem.ContextPlan(LENGTHS, 1, chunk=8, **mask)
         expected = r.run(one, batch, rank=0, group=r.alone, sink=sink, attend=by_torch)

@@ -161,9 +161,12 @@ def test_zigzags_need_few_calls():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_steps_of_chunks_do_not_depend_on_ranks(ranks):
+@pytest.mark.parametrize("large", [1 << 22, 500])
+def test_steps_of_chunks_do_not_depend_on_ranks(ranks, large, monkeypatch):
+    from tandem import _context_chunks
     from tandem._context_chunks import ChunkSchedule, chunk_steps
 
+    monkeypatch.setattr(_context_chunks, "_LARGE", large)
     mask = {"causal": True, "window": (70, None)}
     lengths = [300, 0, 7, 129]
     names = ("document", "q_order", "k_order", "q_begin", "k_begin", "diagonal", "left", "right", "pairs")
@@ -179,6 +182,20 @@ def test_steps_of_chunks_do_not_depend_on_ranks(ranks):
             schedule = ChunkSchedule(plan, rank)
             calls = [*schedule.first, *schedule.others, *schedule.last]
             assert sum(len(call.steps) for call in calls) == len(chunk_steps(plan, rank))
+
+
+def test_large_steps_of_chunks_have_no_mask_where_all_keys_are_visible():
+    from tandem._context_chunks import ChunkSchedule
+
+    plan = tandem.ContextPlan([65536], 2, causal=True, chunk=4096)
+    for rank in range(2):
+        schedule = ChunkSchedule(plan, rank)
+        calls = [*schedule.first, *schedule.others, *schedule.last]
+        assert all(not call.is_packed and len(call.steps) == 1 for call in calls)
+        # The chunk on the diagonal is the only step with a mask.
+        assert sorted(call.steps[0].q_order for call in calls if call.window != (None, None)) == sorted(
+            {call.steps[0].q_order for call in calls}
+        )
 
 
 def test_shards_have_gradients():

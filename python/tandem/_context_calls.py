@@ -198,6 +198,9 @@ class Call:
     steps: list[Step]
     is_packed: bool
     on_device: dict[Any, Any] = field(default_factory=dict)  # tensors by device
+    # The backward: no other call has a gradient of these queries, or of these keys on any rank.
+    owns_queries: bool = False
+    owns_keys: bool = False
 
     @property
     def q_begin(self) -> int:
@@ -405,14 +408,39 @@ class Schedule:
     def _divide_backward(self, group: int) -> None:
         """The first calls compute while keys arrive, and the last ones while gradients return."""
         own = self.batches[0]
+        read = intervals_of(run for readers in self.readers for _, runs in readers for run in runs.runs)
+        others = [call for batch in self.batches[1:] for call in batch.calls]
         arriving = sum(batch.rows for batch in self.batches[1:]) * _PAIRS_OF_KEY / group
         returning = sum(runs.rows for readers in self.readers for _, runs in readers)
         returning = max(returning, sum(batch.rows for batch in self.batches[1:])) * _PAIRS_OF_GRADIENT / group
-        if returning == 0:
-            own.first = own.calls
-            return
-        part = min(returning, sum(step.pairs for step in own.steps) * returning / (arriving + returning))
-        own.first, own.last = (calls_of(steps, False) for steps in divided(own.steps, part))
+        part = 0.0
+        if returning > 0:
+            part = min(returning, sum(step.pairs for step in own.steps) * returning / (arriving + returning))
+        own.first, own.last = (self._own_calls(steps, read, others) for steps in divided(own.steps, part))
+        calls = [*own.first, *own.last]
+        for call in calls:
+            rest = [other for other in calls if other is not call]
+            queries = [(other.q_begin, other.q_end) for other in [*rest, *others]]
+            keys = [(other.k_begin, other.k_end) for other in rest]
+            call.owns_queries = not overlap(queries, call.q_begin, call.q_end)
+            call.owns_keys = not overlap([*keys, *read], call.k_begin, call.k_end)
+
+    def _own_calls(self, steps: list[Step], read: list[tuple[int, int]], others: list[Call]) -> list[Call]:
+        """Returns calls of own steps. Many steps that share no queries and keys with other ranks have their own calls,
+        so that their gradients need no sum.
+        """
+        queries = [(call.q_begin, call.q_end) for call in others]
+        shared, alone = [], []
+        for step in steps:
+            is_shared = overlap(queries, step.q_row, step.q_end) or overlap(read, step.k_row, step.k_end)
+            (shared if is_shared else alone).append(step)
+        if 4 * sum(step.q_end - step.q_row for step in alone) < self.q_rows:
+            return calls_of(steps, False)
+        return calls_of(alone, False) + calls_of(shared, False)
+
+
+def overlap(intervals: Iterable[tuple[int, int]], begin: int, end: int) -> bool:
+    return any(first < end and begin < last for first, last in intervals)
 
 
 def intervals_of(rows: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

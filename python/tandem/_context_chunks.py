@@ -85,14 +85,14 @@ def chunk_steps(plan: ContextPlan, rank: int) -> list[Step]:
 
 
 def _runs(sizes: dict[int, int], whole: list[int], rows: int) -> tuple[list[int], list[int], list[int]]:
-    """Divides the key chunks of a group into those before, among and after the chunks that the queries see whole, if
-    these are a large step.
+    """Divides the key chunks of a group before and after the chunks that the queries see whole, if these are a large
+    step.
     """
     numbers = sorted(sizes)
     if sum(sizes[n] for n in whole) * rows < _LARGE:
         return [], numbers, []
-    first, last = min(whole), max(whole)
-    return [n for n in numbers if n < first], [n for n in numbers if first <= n <= last], [n for n in numbers if n > last]
+    begin, end = numbers.index(min(whole)), numbers.index(max(whole)) + 1
+    return numbers[:begin], numbers[begin:end], numbers[end:]
 
 
 def is_large(step: Step) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem import _binding, _context_chunks_torch
-from tandem._context_calls import Batch, Call, KeyRuns, Schedule, intervals_of, uncovered
+from tandem._context_calls import Batch, Call, KeyRuns, Schedule, intervals_of, overlap, uncovered
 from tandem._context_execution import Execution, Part, attend_backward, concatenated, merge, write
 from tandem._context_transport import Messages
 
@@ -136,7 +136,7 @@ class _Sum:
         return self.x[begin - self.begin : end - self.begin]
 
     def is_new(self, begin: int, end: int) -> bool:
-        return all(end <= other[0] or other[1] <= begin for other in self.written)
+        return not overlap(self.written, begin, end)
 
     def clear_rest(self, begin: int, end: int) -> None:
         """Sets the rows that no call has written to 0."""
@@ -147,6 +147,32 @@ class _Sum:
     def total(self) -> Tensor:
         self.clear_rest(self.begin, self.end)
         return self.x
+
+
+class _Gradient:
+    """A gradient of the rank's rows. Calls write rows that need no sum, and a sum has the parts of the other rows."""
+
+    def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
+        self.x, self.sum = torch.empty(like.shape, dtype=dtype, device=like.device), _Sum(like, 0, like.shape[0])
+        self.done: list[tuple[int, int]] = []
+
+    def finish(self, entries: list[tuple[int, int, Tensor]]) -> Tensor:
+        """Adds parts of rows to the sum, in this order. The last addition of a row also rounds it."""
+        for gap in uncovered(self.x.shape[0], self.done):
+            self.sum.clear_rest(*gap)
+        result, total = self.x, self.sum.x
+        for n, (begin, end, part) in enumerate(entries):
+            rest = entries[n + 1 :]
+            later = [(max(a, begin) - begin, min(b, end) - begin) for a, b, _ in rest if a < end and begin < b]
+            last = uncovered(end - begin, later)
+            for first, stop in last:
+                rows = slice(begin + first, begin + stop)
+                torch.add(total[rows], part[first:stop], out=result[rows])
+            for first, stop in uncovered(end - begin, last):
+                total[begin + first : begin + stop] += part[first:stop]
+        for begin, end in uncovered(total.shape[0], [*self.done, *(entry[:2] for entry in entries)]):
+            result[begin:end] = total[begin:end]
+        return result
 
 
 def _queries_of(like: Tensor, calls: Sequence[Call]) -> _Sum:
@@ -162,19 +188,28 @@ class _Backward:
         self.execution, self.tensors, self.dtype = execution, tensors, dtype
         self.q, self.k, self.v = (tensors[name] for name in ("q", "k", "v"))
         self.schedule = execution.schedule(self.q, self.k)
+        self.gradients: list[_Gradient] = []
         self.returned: list[tuple[Messages, list[tuple[KeyRuns, list[Tensor]]]]] = []
 
     def _compute(self, calls: Sequence[Call], keys: Sequence[Tensor], sums: tuple[_Sum, _Sum, _Sum]) -> None:
-        """Adds the gradients of calls to sums of dq, dk and dv."""
+        """Adds the gradients of calls to sums of dq, dk and dv. Rows that need no sum are stored directly."""
         for call in calls:
             rows, key_rows = (call.q_begin, call.q_end), (call.k_begin, call.k_end)
-            intervals = list(zip(sums, (rows, key_rows, key_rows)))
-            accumulate = not all(x.is_new(*interval) for x, interval in intervals)
-            for x, interval in intervals:
+            entries = list(zip(self.gradients, sums, (rows, key_rows, key_rows)))
+            direct = call.owns_queries, call.owns_keys, call.owns_keys
+            summed = [(x, interval) for (_, x, interval), is_direct in zip(entries, direct) if not is_direct]
+            accumulate = not all(x.is_new(*interval) for x, interval in summed)
+            for x, interval in summed:
                 if accumulate:
                     x.clear_rest(*interval)
                 x.written.append(interval)
-            views = {name: x.rows(*interval) for name, (x, interval) in zip(("dq", "dk", "dv"), intervals)}
+            views = {}
+            for name, (gradient, x, interval), is_direct in zip(("dq", "dk", "dv"), entries, direct):
+                views[name] = gradient.x[slice(*interval)] if is_direct else x.rows(*interval)
+                if is_direct:
+                    gradient.done.append(interval)
+                if is_direct and accumulate:
+                    views[name].zero_()
             attend_backward(self.execution, call, self.tensors, keys, views, accumulate)
 
     def run(self) -> list[Tensor]:
@@ -182,7 +217,8 @@ class _Backward:
         if not others and len(own_batch.calls) == 1:
             return self._run_one(own_batch.calls[0])
         # The own, the other and the last calls have their own dq, so that few calls read the sums of earlier ones.
-        own = tuple(_Sum(x, 0, x.shape[0]) for x in (self.q, self.k, self.v))
+        self.gradients = [_Gradient(x, self.dtype) for x in (self.q, self.k, self.v)]
+        own = tuple(gradient.sum for gradient in self.gradients)
         other_dq = _queries_of(self.q, [call for batch in others for call in batch.calls])
         for n, batch, *keys in _Keys(self.execution, self.schedule, self.k, self.v):
             if n == 0:
@@ -200,11 +236,11 @@ class _Backward:
             parts += found
         self.execution.busy = False
         dq = [(begin, end, x.rows(begin, end)) for x in (other_dq, last_dq) for begin, end in intervals_of(x.written)]
-        gradients = [_added(own[0].total(), dq, self.dtype)]
-        for n, x in enumerate(own[1:]):
+        results = [self.gradients[0].finish(dq)]
+        for n, gradient in enumerate(self.gradients[1:]):
             entries = [entry for runs, part in parts for entry in runs.rows_of(part[n])]
-            gradients.append(_added(x.total(), entries, self.dtype))
-        return gradients
+            results.append(gradient.finish(entries))
+        return results
 
     def _run_one(self, call: Call) -> list[Tensor]:
         """Computes the gradients by one call, which writes all rows of its span."""
@@ -228,21 +264,6 @@ class _Backward:
             receives += [(reader, x) for x in part]
             parts.append((runs, part))
         self.returned.append((self.execution.messages(sends, receives), parts))
-
-
-def _added(total: Tensor, entries: list[tuple[int, int, Tensor]], dtype: torch.dtype) -> Tensor:
-    """Returns the total and parts of its rows, added in this order. The last addition of a row also rounds it."""
-    result = torch.empty(total.shape, dtype=dtype, device=total.device)
-    for n, (begin, end, part) in enumerate(entries):
-        later = [(max(a, begin) - begin, min(b, end) - begin) for a, b, _ in entries[n + 1 :] if a < end and begin < b]
-        last = uncovered(end - begin, later)
-        for first, stop in last:
-            torch.add(total[begin + first : begin + stop], part[first:stop], out=result[begin + first : begin + stop])
-        for first, stop in uncovered(end - begin, last):
-            total[begin + first : begin + stop] += part[first:stop]
-    for begin, end in uncovered(total.shape[0], [entry[:2] for entry in entries]):
-        result[begin:end] = total[begin:end]
-    return result
 
 
 def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -86,8 +86,10 @@ def exact(batch, dtype, lengths=LENGTHS, sink=None, **options):
 NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
 
 
-def expect_accurate(r, plan, batch, options, mask):
-    expected, plain = (exact(batch, dtype, sink=options.get("sink"), **mask) for dtype in (np.float64, np.float32))
+def expect_accurate(r, plan, batch, options, mask, lengths=LENGTHS):
+    expected, plain = (
+        exact(batch, dtype, lengths, sink=options.get("sink"), **mask) for dtype in (np.float64, np.float32)
+    )
     for name, ours, one, other in zip(NAMES, r.run(plan, batch, **options), expected, plain):
         if name != "dsink":
             dim = int(name == "lse")
@@ -122,6 +124,14 @@ def case_torch_options(r):
                 options = {"execution": execution, "sink": sink if m % 2 else None, "softcap": 3.0 if m == 2 else 0.0}
                 mask_options = {**mask, "softcap": options["softcap"]}
                 expect_accurate(r, plan, batch, {**options, "attend": by_torch}, mask_options)
+
+
+def case_torch_documents(r):
+    """Gradients of documents that one rank has are stored without a sum."""
+    lengths = [30, 5, 80, 20, 12, 7, 10]
+    for mask in ({"causal": True}, {"causal": True, "window": (9, None)}):
+        plan = tandem.ContextPlan(lengths, r.ranks, **mask)
+        expect_accurate(r, plan, r.batch(lengths), {"attend": by_torch, "execution": "gather"}, mask, lengths)
 
 
 def case_torch_bits(r):

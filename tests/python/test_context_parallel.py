@@ -158,6 +158,13 @@ def test_zigzags_need_few_calls():
     assert [(call.q_begin, call.q_end) for call in own.direct] == [(512, 8192)]
     assert [[(call.q_begin, call.q_end) for call in part] for part in own.parts] == [[(0, 512)]]
     assert other.rows == 512
+    # The backward stores dk and dv directly, except the ones of keys that another rank reads.
+    for rank, expected in ((0, [True, False]), (1, [True, True])):
+        own = Schedule(plan, rank, 1, False, 1).batches[0]
+        assert [call.owns_keys for call in [*own.first, *own.last]] == expected
+    # Documents of one rank have their own call, which needs no sum.
+    own = Schedule(tandem.ContextPlan([30, 5, 80, 20, 12, 7, 10], 2, causal=True), 0, 1, False, 1).batches[0]
+    assert [(call.owns_queries, call.owns_keys) for call in own.last] == [(True, True), (False, True)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])

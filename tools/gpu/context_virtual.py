@@ -108,7 +108,7 @@ def main() -> int:
     quick = "--quick" in sys.argv
     open_device(arguments[0] if arguments else "vgpu:h200")
     generator, wrong = torch.Generator().manual_seed(1), 0
-    _context_chunks._LARGE = 1 << 12  # so that small problems have calls with and without packed tensors
+    _context_chunks._LARGE = 1 << 12  # small problems have large steps too
     by_position = {"mask_mod": _context_parallel._bound("k <= q", "mask_mod")}
     documents, causal = [330, 0, 1, 150], {"causal": True}
     # Lengths, the mask of the plan, the whole mask, and expressions.

@@ -1,7 +1,7 @@
 // One attention over the GPUs of a machine with NCCL: a thread for each GPU, forward and backward. The results must be
 // the results of one GPU, and with chunks they must have the same bits.
 //
-//   ./tandem_example_cuda_nccl [GPUs] [tokens] [tokens of a chunk]
+//   ./tandem_example_cuda_nccl [GPUs] [tokens] [tokens of a chunk] [cuda | vgpu:h200]
 //
 // needle.c explains how to build it. The program finds libnccl.so.2 at run time, as Tandem does.
 #include "tandem/context_parallel.hpp"
@@ -95,11 +95,12 @@ struct Results {
 // The tensors of one GPU, and copies of its tokens from and to the whole tensors.
 class Shard {
  public:
-  Shard(int gpu, std::vector<tandem::CpToken> tokens)
-      : gpu_(gpu_open(gpu)),
+  Shard(const std::string& device, int gpu, std::vector<tandem::CpToken> tokens)
+      : name_(device == "cuda" ? "cuda:" + std::to_string(gpu) : device),
+        gpu_(gpu_open_named(name_.c_str())),
         stream(gpu_stream(&gpu_)),
-        context({.device = "cuda:" + std::to_string(gpu)}),
-        place_(tandem::cuda(gpu)),
+        context({.device = name_}),
+        place_(context.on_host() ? tandem::host() : tandem::cuda(gpu)),
         tokens_(std::move(tokens)),
         lse_(allocate(rows() * kHeads * 4)) {
     for (void** x : {&q_, &k_, &v_, &dout_, &out_, &dq_, &dk_, &dv_}) *x = allocate(rows() * kRow * 2);
@@ -151,11 +152,14 @@ class Shard {
   }
   void* allocate(int64_t bytes) const { return gpu_allocate(&gpu_, static_cast<size_t>(bytes)); }
   const gpu_memory& memory() const { return gpu_; }
-  void synchronize() const { gpu_must(gpu_.synchronize(stream), "cuStreamSynchronize"); }
+  void synchronize() const {
+    if (gpu_.synchronize != nullptr) gpu_must(gpu_.synchronize(stream), "cuStreamSynchronize");
+  }
 
  private:
   int64_t rows() const { return static_cast<int64_t>(tokens_.size()); }
 
+  std::string name_;
   gpu_memory gpu_;
 
  public:
@@ -179,10 +183,10 @@ double milliseconds_of(const Shard& shard, Call&& call) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() / kTimedCalls;
 }
 
-Results on_one_gpu(const Inputs& inputs, int64_t tokens) {
+Results on_one_gpu(const std::string& device, const Inputs& inputs, int64_t tokens) {
   std::vector<tandem::CpToken> all(static_cast<size_t>(tokens));
   for (size_t n = 0; n < all.size(); ++n) all[n].position = static_cast<int64_t>(n);
-  Shard shard(0, all);
+  Shard shard(device, 0, all);
   shard.read(inputs);
   tandem::Workspace workspace([&](size_t bytes) { return gpu_allocate(&shard.memory(), bytes); },
                               [&](void* memory) { gpu_release(&shard.memory(), memory); });
@@ -195,7 +199,7 @@ Results on_one_gpu(const Inputs& inputs, int64_t tokens) {
   return results;
 }
 
-Results on_gpus(const Inputs& inputs, int64_t tokens, int gpus, int64_t chunk) {
+Results on_gpus(const std::string& device, const Inputs& inputs, int64_t tokens, int gpus, int64_t chunk) {
   tandem::CpPlan plan({.ranks = gpus, .chunk = chunk, .q_lens = {tokens}, .causal = true});
   const Communicators comms(gpus);
   Results results(tokens);
@@ -204,7 +208,7 @@ Results on_gpus(const Inputs& inputs, int64_t tokens, int gpus, int64_t chunk) {
   for (int rank = 0; rank < gpus; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Shard shard(rank, plan.queries(rank));
+        Shard shard(device, rank, plan.queries(rank));
         shard.read(inputs);
         tandem::CpNccl nccl(shard.context, comms.at(rank), shard.stream);
         const double time = milliseconds_of(shard, [&] {
@@ -240,14 +244,14 @@ bool compare(const char* name, Results found, Results expected, bool equal_bits)
   return right;
 }
 
-int run(int gpus, int64_t tokens, int64_t chunk) {
+int run(const std::string& device, int gpus, int64_t tokens, int64_t chunk) {
   const Inputs inputs{random_rows(tokens, 1), random_rows(tokens, 2), random_rows(tokens, 3), random_rows(tokens, 4)};
-  const Results one = on_one_gpu(inputs, tokens), one_chunks = on_gpus(inputs, tokens, 1, chunk);
+  const Results one = on_one_gpu(device, inputs, tokens), one_chunks = on_gpus(device, inputs, tokens, 1, chunk);
   std::printf("Tandem %s, %d GPUs, %lld tokens, causal; one GPU takes %.3f ms\n", tandem_version(), gpus,
               static_cast<long long>(tokens), one.milliseconds);
   bool right = compare("one GPU with chunks", one_chunks, one, false);
-  right = compare("GPUs", on_gpus(inputs, tokens, gpus, 0), one, false) && right;
-  right = compare("GPUs with chunks", on_gpus(inputs, tokens, gpus, chunk), one_chunks, true) && right;
+  right = compare("GPUs", on_gpus(device, inputs, tokens, gpus, 0), one, false) && right;
+  right = compare("GPUs with chunks", on_gpus(device, inputs, tokens, gpus, chunk), one_chunks, true) && right;
   return right ? 0 : 1;
 }
 
@@ -257,7 +261,7 @@ int main(int argc, char** argv) {
   const int gpus = argc > 1 ? std::atoi(argv[1]) : 2;
   const int64_t tokens = argc > 2 ? std::atoll(argv[2]) : 4096, chunk = argc > 3 ? std::atoll(argv[3]) : tokens / 16;
   try {
-    return run(gpus, tokens, chunk);
+    return run(argc > 4 ? argv[4] : "cuda", gpus, tokens, chunk);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -61,7 +61,7 @@ static gpu_memory gpu_open(int index) {
   return memory;
 }
 
-static inline gpu_memory gpu_open_named(const char* device) {
+static gpu_memory gpu_open_named(const char* device) {
   if (strncmp(device, "cuda", 4) == 0) return gpu_open(strlen(device) > 5 ? atoi(device + 5) : 0);
   gpu_memory virtual_gpu;
   memset(&virtual_gpu, 0, sizeof virtual_gpu);

@@ -18,42 +18,52 @@ AsyncRef AsyncQueue::issue(const Actor& issuer, std::function<void()> complete, 
     ++op->blockers;
     earlier->followers.push_back(op);
   }
+  op->place = under_way_.size();
   under_way_.push_back(op);
+  if (op->blockers == 0) add_ready(op.get());
   return op;
 }
 
-void AsyncQueue::unblock(const AsyncRef& op) { --op->blockers; }
-
-AsyncRef AsyncQueue::find(uint32_t blocks) const {
-  for (const AsyncRef& op : under_way_)
-    if ((op->blocks & blocks) != 0 && !op->outlives) return op;
-  return nullptr;
+// Few operations become ready later than operations issued after them.
+void AsyncQueue::add_ready(AsyncOp* op) {
+  const auto later = [](AsyncId id, const AsyncOp* other) { return id < other->id; };
+  ready_.insert(std::upper_bound(ready_.begin(), ready_.end(), op->id, later), op);
 }
 
-void AsyncQueue::run(const AsyncRef& op) {
-  const auto at = std::find(under_way_.begin(), under_way_.end(), op);
-  if (at != under_way_.end()) under_way_.erase(at);
+void AsyncQueue::unblock(const AsyncRef& op) {
+  if (--op->blockers == 0) add_ready(op.get());
+}
+
+AsyncRef AsyncQueue::find(uint32_t blocks) const {
+  AsyncRef first;
+  for (const AsyncRef& op : under_way_)
+    if ((op->blocks & blocks) != 0 && !op->outlives && (!first || op->id < first->id)) first = op;
+  return first;
+}
+
+void AsyncQueue::clear() {
+  under_way_.clear();
+  ready_.clear();
+}
+
+void AsyncQueue::run(size_t n) {
+  const AsyncRef op = under_way_[ready_[n]->place];
+  ready_.erase(ready_.begin() + static_cast<ptrdiff_t>(n));
+  under_way_.back()->place = op->place;
+  under_way_[op->place] = under_way_.back();
+  under_way_.pop_back();
   op->done = true;
   op->complete();
   op->complete = nullptr;
   ++cluster_->events;
-  for (const AsyncRef& follower : op->followers) --follower->blockers;
+  for (const AsyncRef& follower : op->followers) unblock(follower);
   op->followers.clear();
 }
 
 void AsyncQueue::drain() {
   if (draining_) return;
   draining_ = true;
-  for (bool any = true; any;) {
-    any = false;
-    for (size_t i = 0; i < under_way_.size(); ++i) {
-      if (under_way_[i]->blockers != 0) continue;
-      const AsyncRef op = under_way_[i];
-      run(op);
-      any = true;
-      break;
-    }
-  }
+  while (!ready_.empty()) run(0);
   draining_ = false;
 }
 
@@ -68,28 +78,14 @@ void AsyncQueue::advance(Random* random) {
 }
 
 bool AsyncQueue::force(Random* random) {
-  const auto is_ready = [](const AsyncRef& op) { return op->blockers == 0; };
-  auto at = std::find_if(under_way_.begin(), under_way_.end(), is_ready);
-  if (at == under_way_.end()) return false;
-  if (grid_->options.schedule.seed != 0) {
-    auto ready = random->below(static_cast<uint32_t>(std::count_if(at, under_way_.end(), is_ready)));
-    for (; ready > 0; --ready) at = std::find_if(at + 1, under_way_.end(), is_ready);
-  }
-  run(AsyncRef(*at));
+  if (ready_.empty()) return false;
+  const bool in_order = grid_->options.schedule.seed == 0;
+  run(in_order ? 0 : random->below(static_cast<uint32_t>(ready_.size())));
   return true;
 }
 
 void AsyncQueue::finish(const AsyncRef& op) {
-  while (!op->done) {
-    bool any = false;
-    for (size_t i = 0; i < under_way_.size() && !any; ++i) {
-      if (under_way_[i]->blockers != 0) continue;
-      const AsyncRef earlier = under_way_[i];
-      run(earlier);
-      any = true;
-    }
-    if (!any) return;  // a part has not been issued
-  }
+  while (!op->done && !ready_.empty()) run(0);  // else a part has not been issued
 }
 
 }  // namespace tandem::vgpu::machine

@@ -1,6 +1,7 @@
 // Asynchronous operations: a warp issues them, and they complete when the schedule decides. Data moves at completion.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -27,6 +28,7 @@ struct AsyncOp {
   bool done = false;
   bool announced = false;  // the observer has the issue and gets the completion
   bool moves_data = true;  // false: the operation's memory does not exist
+  size_t place = 0;        // index in the queue's list of outstanding operations
 };
 using AsyncRef = std::shared_ptr<AsyncOp>;
 
@@ -56,7 +58,6 @@ class AsyncQueue {
                  int parts = 0);
   // Records that a part of the operation has been issued.
   void unblock(const AsyncRef& op);
-  bool empty() const { return under_way_.empty(); }
   // Returns an operation that uses the shared memory of these blocks and must not outlive them, or null.
   AsyncRef find(uint32_t blocks) const;
   // Completes the operations that the schedule selects, between turns.
@@ -65,15 +66,18 @@ class AsyncQueue {
   bool force(Random* random);
   // Completes the operation and all operations that it waits for.
   void finish(const AsyncRef& op);
-  void clear() { under_way_.clear(); }
+  void clear();
 
  private:
-  void run(const AsyncRef& op);
+  void add_ready(AsyncOp* op);
+  // Completes the n-th operation that may complete.
+  void run(size_t n);
   void drain();  // .early: completes every operation that may complete
 
   Grid* grid_ = nullptr;
   Cluster* cluster_ = nullptr;
-  std::deque<AsyncRef> under_way_;  // in order of issue
+  std::vector<AsyncRef> under_way_;  // in no order
+  std::vector<AsyncOp*> ready_;      // the operations without blockers, in order of issue
   bool draining_ = false;
 };
 

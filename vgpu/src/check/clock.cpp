@@ -41,9 +41,33 @@ Times* writable(Clock* clock, size_t row) {
   return &ref->times;
 }
 
+// Returns true if some entry of b is later than the same entry of a.
+bool exceeds(const Rows& b, const Rows& a) {
+  static constexpr Times kNothing{};
+  for (size_t i = 0; i < b.size(); ++i)
+    if (exceeds(b[i], i < a.size() ? a[i] : kNothing)) return true;
+  return false;
+}
+
+Foreign::const_iterator find(const Foreign& foreign, int32_t cluster) {
+  const auto at = std::ranges::lower_bound(foreign, cluster, {}, &ClusterRows::cluster);
+  return at != foreign.end() && at->cluster == cluster ? at : foreign.end();
+}
+
+// Most entries of two clusters share their rows.
+bool exceeds(const Foreign& b, const Foreign& a) {
+  auto at = a.begin();
+  for (const ClusterRows& entry : b) {
+    while (at != a.end() && at->cluster < entry.cluster) ++at;
+    if (at == a.end() || at->cluster != entry.cluster) return true;
+    if (at->rows != entry.rows && exceeds(*entry.rows, *at->rows)) return true;
+  }
+  return false;
+}
+
 std::shared_ptr<const Rows> joined(const std::shared_ptr<const Rows>& a, const std::shared_ptr<const Rows>& b) {
-  if (!a || a == b) return b;
-  if (!b) return a;
+  if (a == b || !exceeds(*b, *a)) return a;
+  if (!exceeds(*a, *b)) return b;
   auto both = std::make_shared<Rows>(*a);
   both->resize(std::max(a->size(), b->size()));
   for (size_t i = 0; i < b->size(); ++i) take_later(&(*both)[i], (*b)[i]);
@@ -54,12 +78,24 @@ std::shared_ptr<const Rows> joined(const std::shared_ptr<const Rows>& a, const s
 
 void join(ForeignRef* foreign, const ForeignRef& other) {
   if (!other || *foreign == other) return;
-  if (!*foreign) {
+  if (!*foreign || !exceeds(**foreign, *other)) {
     *foreign = other;
     return;
   }
-  auto both = std::make_shared<Foreign>(**foreign);
-  for (const auto& [cluster, rows] : *other) (*both)[cluster] = joined((*both)[cluster], rows);
+  if (!exceeds(*other, **foreign)) return;
+  auto both = std::make_shared<Foreign>();
+  both->reserve((*foreign)->size() + other->size());
+  auto a = (*foreign)->begin(), b = other->begin();
+  while (a != (*foreign)->end() || b != other->end()) {
+    if (b == other->end() || (a != (*foreign)->end() && a->cluster < b->cluster)) {
+      both->push_back(*a++);
+    } else if (a == (*foreign)->end() || b->cluster < a->cluster) {
+      both->push_back(*b++);
+    } else {
+      both->push_back({a->cluster, joined(a->rows, b->rows)});
+      ++a, ++b;
+    }
+  }
   *foreign = std::move(both);
 }
 
@@ -98,9 +134,9 @@ bool knows(const ClockRef& clock, uint16_t row, uint32_t lanes, int32_t time) {
 
 bool knows(const ClockRef& clock, int32_t cluster, uint16_t row, uint32_t lanes, int32_t time) {
   if (!clock || !clock->foreign) return lanes == 0;
-  const auto found = clock->foreign->find(cluster);
-  if (found == clock->foreign->end() || row >= found->second->size()) return lanes == 0;
-  const Times& times = (*found->second)[row];
+  const auto found = find(*clock->foreign, cluster);
+  if (found == clock->foreign->end() || row >= found->rows->size()) return lanes == 0;
+  const Times& times = (*found->rows)[row];
   for (; lanes; lanes &= lanes - 1)
     if (times[first_of(lanes)] < time) return false;
   return true;
@@ -158,23 +194,28 @@ ForeignRef export_clock(const ClockRef& clock, int32_t cluster) {
   for (size_t i = 0; i < rows->size(); ++i)
     if (clock->rows[i]) (*rows)[i] = clock->rows[i]->times;
   auto all = clock->foreign ? std::make_shared<Foreign>(*clock->foreign) : std::make_shared<Foreign>();
-  (*all)[cluster] = std::move(rows);
+  const auto at = std::ranges::lower_bound(*all, cluster, {}, &ClusterRows::cluster);
+  if (at != all->end() && at->cluster == cluster) {
+    at->rows = std::move(rows);
+  } else {
+    all->insert(at, {cluster, std::move(rows)});
+  }
   return all;
 }
 
 void import_clock(ClockRef* clock, const ForeignRef& foreign, int32_t cluster) {
   if (!foreign) return;
-  Clock* const to = writable(clock);
-  const auto own = foreign->find(cluster);
-  if (own != foreign->end()) {
-    const Rows& rows = *own->second;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      static constexpr Times kNothing{};
-      const Times& known = i < to->rows.size() && to->rows[i] ? to->rows[i]->times : kNothing;
-      if (exceeds(rows[i], known)) take_later(writable(to, i), rows[i]);
-    }
+  const auto own = find(*foreign, cluster);
+  for (size_t i = 0; own != foreign->end() && i < own->rows->size(); ++i) {
+    static constexpr Times kNothing{};
+    const bool has_row = *clock && i < (*clock)->rows.size() && (*clock)->rows[i];
+    const Times& learnt = (*own->rows)[i];
+    if (exceeds(learnt, has_row ? (*clock)->rows[i]->times : kNothing))
+      take_later(writable(writable(clock), i), learnt);
   }
-  join(&to->foreign, foreign);
+  ForeignRef known = *clock ? (*clock)->foreign : nullptr;
+  join(&known, foreign);
+  if (!*clock || known != (*clock)->foreign) writable(clock)->foreign = std::move(known);
 }
 
 }  // namespace tandem::vgpu::check

@@ -7,7 +7,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -30,11 +29,15 @@ struct Row {
   int references = 0;
 };
 
-// Knowledge about other clusters, learnt through global memory. Clusters may share this object, so that it never
-// changes.
+// Knowledge about other clusters, learnt through global memory. Clusters may share these objects, so that they never
+// change.
 using Rows = std::vector<Times>;
-using Foreign = std::map<int32_t, std::shared_ptr<const Rows>>;  // by cluster
-using ForeignRef = std::shared_ptr<const Foreign>;               // null: nothing is known
+struct ClusterRows {
+  int32_t cluster = 0;
+  std::shared_ptr<const Rows> rows;
+};
+using Foreign = std::vector<ClusterRows>;           // ordered by cluster
+using ForeignRef = std::shared_ptr<const Foreign>;  // null: nothing is known
 
 struct Clock {
   std::vector<Ref<Row>> rows;  // without a row: nothing is known

@@ -201,6 +201,24 @@ uint32_t Watch::add_site(CheckedCluster& cluster, const Site& like, bool global)
   return site;
 }
 
+namespace {
+
+// A strong read learns what the writes of its address have published.
+void learn(CheckedWarp& warp, uint64_t address, uint32_t lane, const LaneAccess& access,
+           const CheckedCluster::Published& there) {
+  const bool acquire = acquires(access.order);
+  KnownVersions& versions = warp.versions_here[access.memory == Memory::global];
+  if (versions.find(address, lane, acquire) == there.version) return;
+  versions.learn(address, lane, acquire, there.version);
+  if (acquire) {
+    warp.acquire(lane, there.clock);
+  } else {
+    warp.acquire_relaxed(lane, there.clock);
+  }
+}
+
+}  // namespace
+
 void Watch::atomics(const Scene& scene, const Actor& actor, const LaneAccess& access, uint32_t lanes) {
   const bool global = access.memory == Memory::global;
   const bool beyond = global && !alone_ && access.scope >= Scope::gpu;
@@ -215,18 +233,16 @@ void Watch::atomics(const Scene& scene, const Actor& actor, const LaneAccess& ac
       const VectorClock published = released ? scene.warp.release(by)
                                     : global ? scene.warp.release_relaxed(by, false)
                                              : scene.warp.hand_over(by);
-      if (published.seen || published.relaxed) syncs[address].join(published);
+      if (published.seen || published.relaxed) {
+        CheckedCluster::Published& there = syncs[address];
+        there.clock.join(published);
+        ++there.version;
+      }
       if (beyond) syncs_.tell(address, released ? published : scene.warp.release_relaxed(by, true), scene.cluster.id);
     }
     if (!access.reads) continue;
-    const auto found = syncs.find(address);
-    if (found != syncs.end()) {
-      if (acquires(access.order)) {
-        scene.warp.acquire(by, found->second);
-      } else {
-        scene.warp.acquire_relaxed(by, found->second);
-      }
-    }
+    if (const auto found = syncs.find(address); found != syncs.end())
+      learn(scene.warp, address, by, access, found->second);
     if (beyond) scene.warp.reads.push_back({address, by, acquires(access.order)});
   }
 }

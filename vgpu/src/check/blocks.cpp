@@ -91,7 +91,10 @@ Watch::Scene Watch::enter(const Actor& actor) {
   CheckedWarp& warp = cluster.warps[block.first_warp + static_cast<size_t>(actor.warp)];
   for (const CheckedWarp::Read& read : warp.reads) {
     VectorClock published;
-    syncs_.learn(read.address, &published, cluster.id);
+    const uint64_t known = warp.versions_beyond.find(read.address, read.lanes, read.acquires);
+    const uint64_t version = syncs_.learn(read.address, known, &published, cluster.id);
+    if (version == known) continue;
+    warp.versions_beyond.learn(read.address, read.lanes, read.acquires, version);
     if (read.acquires) {
       warp.acquire(read.lanes, published);
     } else {

@@ -150,10 +150,14 @@ struct CheckedCluster {
   std::array<ClusterBarrier, 4> barrier;
   std::unordered_map<uint64_t, CheckedMbarrier> mbarriers;  // by block and offset
   std::unordered_map<uint64_t, CheckedOperation> operations;
-  std::deque<uint64_t> operation_order, copy_order;                      // the oldest first; copy: by cp.async
-  std::unordered_map<uint64_t, std::vector<Quarter>> quarters;           // by operation
-  std::unordered_map<uint64_t, VectorClock> shared_syncs, global_syncs;  // published through atomics
-  std::set<uint32_t> reported;                                           // sites that were left outstanding
+  std::deque<uint64_t> operation_order, copy_order;             // the oldest first; copy: by cp.async
+  std::unordered_map<uint64_t, std::vector<Quarter>> quarters;  // by operation
+  struct Published {
+    VectorClock clock;
+    uint64_t version = 0;  // number of writes
+  };
+  std::unordered_map<uint64_t, Published> shared_syncs, global_syncs;  // published through atomics
+  std::set<uint32_t> reported;                                         // sites that were left outstanding
 
   enum class Lanes : uint8_t { unknown, apart, aligned };
   std::vector<Lanes> lanes_of;  // by instruction: whether it is .aligned

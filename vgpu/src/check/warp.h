@@ -61,6 +61,28 @@ class KnownSites {
   std::unordered_map<uint64_t, uint32_t> all_;
 };
 
+// The versions of published knowledge that lanes have learnt. A loop that polls an address learns each version once,
+// because repeated joins of the same knowledge change nothing.
+class KnownVersions {
+ public:
+  // Returns the version that all of these lanes know, else 0.
+  uint64_t find(uint64_t address, uint32_t lanes, bool acquires) const {
+    const auto found = known_[acquires].find(address);
+    return found != known_[acquires].end() && (lanes & ~found->second.lanes) == 0 ? found->second.version : 0;
+  }
+  void learn(uint64_t address, uint32_t lanes, bool acquires, uint64_t version) {
+    Known& known = known_[acquires][address];
+    known = {version, version == known.version ? known.lanes | lanes : lanes};
+  }
+
+ private:
+  struct Known {
+    uint64_t version = 0;
+    uint32_t lanes = 0;
+  };
+  std::unordered_map<uint64_t, Known> known_[2];  // by relaxed reads; by acquiring reads
+};
+
 class CheckedWarp {
  public:
   int32_t cta = 0, index = 0;  // block, and index in the block
@@ -92,6 +114,7 @@ class CheckedWarp {
     bool acquires = false;
   };
   std::vector<Read> reads;
+  KnownVersions versions_here[2], versions_beyond;  // published in this cluster: shared, global; by all clusters
 
   KnownSites shared_sites, global_sites;
 

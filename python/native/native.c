@@ -26,26 +26,38 @@ typedef struct {
 enum { kMaxKept = 4 << 20 };
 static pthread_key_t kept_workspace;
 
-static tandem_status execute_in(const Workspace* w, tandem_context* context, tandem_pass pass,
-                                const tandem_attention_args* args) {
-  void* memory = w != NULL ? (void*)w->memory : NULL;
-  const size_t bytes = w != NULL ? w->bytes : 0;
-  return pass == TANDEM_FORWARD ? tandem_forward(context, args, memory, bytes, NULL)
-                                : tandem_backward(context, args, memory, bytes, NULL);
+/* A call after its arguments were read. */
+typedef struct {
+  long what; /* the pass and the flags of run() */
+  const tandem_attention_args* args;
+  const tandem_cascade_args* cascade; /* NULL: args are the whole call */
+} Job;
+
+static tandem_status execute_in(tandem_context* context, const Job* job, void* memory, size_t bytes, void* stream) {
+  if (job->cascade != NULL) return tandem_cascade(context, job->cascade, memory, bytes, stream);
+  return (job->what & 1) == TANDEM_FORWARD ? tandem_forward(context, job->args, memory, bytes, stream)
+                                           : tandem_backward(context, job->args, memory, bytes, stream);
 }
 
-static tandem_status execute(tandem_pass pass, const tandem_attention_args* args) {
+static tandem_status workspace_size(tandem_context* context, const Job* job, size_t* bytes) {
+  if (job->cascade != NULL) return tandem_cascade_workspace_size(context, job->cascade, bytes);
+  return tandem_workspace_size(context, (tandem_pass)(job->what & 1), job->args, bytes);
+}
+
+static tandem_status execute(const Job* job) {
   tandem_context* context = tandem_python_context();
   Workspace* kept = pthread_getspecific(kept_workspace);
-  tandem_status status = execute_in(kept, context, pass, args);
+  tandem_status status = kept != NULL ? execute_in(context, job, kept->memory, kept->bytes, NULL)
+                                      : execute_in(context, job, NULL, 0, NULL);
   if (status != TANDEM_WORKSPACE_TOO_SMALL) return status;
   size_t bytes = 0;
-  status = tandem_workspace_size(context, pass, args, &bytes);
+  status = workspace_size(context, job, &bytes);
   if (status != TANDEM_OK) return status;
   Workspace* larger = malloc(sizeof *larger + bytes);
-  if (larger != NULL) larger->bytes = bytes;
-  status = execute_in(larger, context, pass, args);
-  if (larger != NULL && bytes <= kMaxKept && pthread_setspecific(kept_workspace, larger) == 0) {
+  if (larger == NULL) return execute_in(context, job, NULL, 0, NULL);
+  larger->bytes = bytes;
+  status = execute_in(context, job, larger->memory, bytes, NULL);
+  if (bytes <= kMaxKept && pthread_setspecific(kept_workspace, larger) == 0) {
     free(kept);
   } else {
     free(larger);
@@ -76,16 +88,14 @@ static int find_stream(PyObject* tensor, int32_t device, void** stream) {
 }
 
 /* A small workspace is requested before the call, so that the call does not fail first. */
-static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_args* args, Gpu* gpu) {
-  const int32_t index = args->q->device.index;
+static tandem_status execute_on_gpu(const Job* job, Gpu* gpu) {
+  const int32_t index = job->args->q->device.index;
   gpu->wanted = gpu->workspace == NULL ? tandem_python_gpu_workspace(index) : 0;
   if (gpu->wanted != 0) return TANDEM_WORKSPACE_TOO_SMALL;
   tandem_context* context = tandem_python_gpu(index);
-  tandem_status status = pass == TANDEM_FORWARD
-                             ? tandem_forward(context, args, gpu->workspace, gpu->bytes, gpu->stream)
-                             : tandem_backward(context, args, gpu->workspace, gpu->bytes, gpu->stream);
+  tandem_status status = execute_in(context, job, gpu->workspace, gpu->bytes, gpu->stream);
   if (status != TANDEM_WORKSPACE_TOO_SMALL) return status;
-  const tandem_status sized = tandem_workspace_size(context, pass, args, &gpu->wanted);
+  const tandem_status sized = workspace_size(context, job, &gpu->wanted);
   if (sized != TANDEM_OK) return sized;
   if (gpu->wanted <= kMaxKept) tandem_python_gpu_wants(index, gpu->wanted);
   return status;
@@ -93,9 +103,15 @@ static tandem_status execute_on_gpu(tandem_pass pass, const tandem_attention_arg
 
 /* ---- From Python ------------------------------------------------------------------------------------------------ */
 
+static PyObject* result_of(tandem_status status) {
+  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
+  Py_RETURN_NONE;
+}
+
 /* Runs a call after its arguments were read. Returns the request of this call, or NULL with an exception. */
-static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q, Gpu* gpu) {
-  const tandem_pass pass = (tandem_pass)(what & 1);
+static PyObject* serve(const Job* job, PyObject* q, Gpu* gpu) {
+  const tandem_attention_args* args = job->args;
+  const tandem_pass pass = (tandem_pass)(job->what & 1);
   const int on_gpu = args->q != NULL && args->q->device.type == TANDEM_CUDA;
   const int32_t index = on_gpu ? args->q->device.index : 0;
   if (on_gpu && (index < 0 || index >= kMaxDevices))
@@ -103,24 +119,40 @@ static PyObject* serve(long what, const tandem_attention_args* args, PyObject* q
                         (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
   const int runs =
-      (what & (kCheck | kPrepare | kServing)) == 0; /* other calls need no stream, and q may be only described */
+      (job->what & (kCheck | kPrepare | kServing)) == 0; /* other calls need no stream, and q may be only described */
   if (on_gpu && runs && !find_stream(q, index, &gpu->stream)) return NULL;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
   tandem_context* context = on_gpu ? tandem_python_gpu(index) : tandem_python_context();
-  if (what & kCheck) {
+  if (job->what & kCheck) {
     status = tandem_check(context, pass, args);
-  } else if (what & kServing) {
+  } else if (job->what & kServing) {
     status = tandem_prepare_serving(context, args);
-  } else if (what & kPrepare) {
+  } else if (job->what & kPrepare) {
     status = tandem_prepare(context, pass, args);
   } else {
-    status = on_gpu ? execute_on_gpu(pass, args, gpu) : execute(pass, args);
+    status = on_gpu ? execute_on_gpu(job, gpu) : execute(job);
   }
   Py_END_ALLOW_THREADS;
   if (gpu->wanted > gpu->bytes) return Py_BuildValue("(sn)", "workspace", (Py_ssize_t)gpu->wanted);
-  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
-  Py_RETURN_NONE;
+  return result_of(status);
+}
+
+/* Reads call_args and runs the call. cascade: NULL, or the members of a cascade other than own. */
+static PyObject* read_and_serve(long what, PyObject* call_args, tandem_cascade_args* cascade, Gpu* gpu) {
+  Call call;
+  memset(&call.args, 0, sizeof call.args);
+  call.args.size = sizeof call.args;
+  call.used = call.mods_used = 0;
+  call.q = call.scattered = NULL;
+  PyObject* request = NULL;
+  if (read_call_args(call_args, what, &call, &request)) {
+    if (cascade != NULL) cascade->own = &call.args;
+    const Job job = {what, &call.args, cascade};
+    request = call.scattered != NULL ? Py_BuildValue("(sO)", "copy", call.scattered) : serve(&job, call.q, gpu);
+  }
+  release_call(&call);
+  return request;
 }
 
 /* run(what, call_args, workspace = 0, bytes = 0) -> None or a request; see _binding.py */
@@ -135,20 +167,10 @@ static PyObject* run(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   Gpu gpu = {0};
   if (count == 4) gpu = (Gpu){.workspace = PyLong_AsVoidPtr(arguments[2]), .bytes = PyLong_AsSize_t(arguments[3])};
   if (PyErr_Occurred()) return NULL;
-  Call call;
-  memset(&call.args, 0, sizeof call.args);
-  call.args.size = sizeof call.args;
-  call.used = call.mods_used = 0;
-  call.q = call.scattered = NULL;
-  PyObject* request = NULL;
-  if (read_call_args(arguments[1], what, &call, &request))
-    request =
-        call.scattered != NULL ? Py_BuildValue("(sO)", "copy", call.scattered) : serve(what, &call.args, call.q, &gpu);
-  release_call(&call);
-  return request;
+  return read_and_serve(what, arguments[1], NULL, &gpu);
 }
 
-/* ---- Merging ----------------------------------------------------------------------------------------------------- */
+/* ---- Tensors by their descriptions ------------------------------------------------------------------------------- */
 
 /* Descriptions of tensors, read into a list of them; 0 with an exception. */
 static int read_tensors(PyObject* described, Operand* operands, const tandem_tensor** tensors) {
@@ -164,33 +186,42 @@ static int read_tensors(PyObject* described, Operand* operands, const tandem_ten
   return 1;
 }
 
-/* Finds the context of a call on this device, and the stream of the tensor that `described` describes. Returns 0 with a
- * request for the step that must come first, or with an exception. */
-static int find_place(tandem_device device, PyObject* described, tandem_context** context, void** stream,
-                      PyObject** request) {
-  *stream = NULL;
+/* The context and the stream of a call. */
+typedef struct {
+  tandem_context* context;
+  void* stream;
+  PyObject* request; /* the step that must come first */
+} Place;
+
+/* Finds the place of a call on this device and on the stream of the tensor that `described` describes. Returns 0 with a
+ * request, or with an exception. */
+static int find_place(tandem_device device, PyObject* described, Place* place) {
+  memset(place, 0, sizeof *place);
   if (device.type != TANDEM_CUDA) {
-    *context = tandem_python_context();
+    place->context = tandem_python_context();
     return 1;
   }
-  *context = device.index >= 0 && device.index < kMaxDevices ? tandem_python_gpu(device.index) : NULL;
-  *request = *context == NULL ? Py_BuildValue("(si)", "open", (int)device.index) : NULL;
-  return *context != NULL && find_stream(described, device.index, stream);
+  place->context = device.index >= 0 && device.index < kMaxDevices ? tandem_python_gpu(device.index) : NULL;
+  if (place->context != NULL) return find_stream(described, device.index, &place->stream);
+  place->request = Py_BuildValue("(si)", "open", (int)device.index);
+  return 0;
 }
+
+/* Acquires the interpreter lock after a call, and returns the call's request. */
+static PyObject* finish(PyThreadState* thread, tandem_status status) {
+  PyEval_RestoreThread(thread);
+  return result_of(status);
+}
+
+/* ---- Merging ----------------------------------------------------------------------------------------------------- */
 
 /* Runs the call on the device of the first tensor, on the stream of its library. */
 static PyObject* serve_merge(const tandem_merge_args* args, PyObject* first) {
   const tandem_device device = args->out->device;
-  void* stream;
-  tandem_context* context;
-  PyObject* request = NULL;
-  if (!find_place(device, first, &context, &stream, &request)) return request;
-  tandem_status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = tandem_merge(context, args, stream);
-  Py_END_ALLOW_THREADS;
-  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
-  Py_RETURN_NONE;
+  Place place;
+  if (!find_place(device, first, &place)) return place.request;
+  PyThreadState* const thread = PyEval_SaveThread();
+  return finish(thread, tandem_merge(place.context, args, place.stream));
 }
 
 /* merge(outs, lses, (out, lse)): tuples of descriptions -> None or a request, as run() */
@@ -222,6 +253,38 @@ static PyObject* merge(PyObject* module, PyObject* arguments) {
   free(operands);
   free(tensors);
   return request;
+}
+
+/* ---- Shared prefixes ----------------------------------------------------------------------------------------------
+ */
+
+enum { kGroupTensors = 3 };
+
+/* cascade(call_args, (cu_seqlens_group, group_page_table, group_seqused_k), max_rows_group, workspace = 0, bytes = 0):
+ * call_args of each request's own keys, and descriptions -> None or a request, as run() */
+static PyObject* cascade(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *call_args, *groups, *address = NULL;
+  long long max_rows;
+  Py_ssize_t bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "O!O!L|On", &PyDict_Type, &call_args, &PyTuple_Type, &groups, &max_rows, &address,
+                        &bytes))
+    return NULL;
+  Operand operands[kGroupTensors];
+  const tandem_tensor* t[kGroupTensors];
+  if (PyTuple_Size(groups) != kGroupTensors) {
+    PyErr_SetString(PyExc_TypeError, "groups must have 3 items: pass the first rows, pages and lengths of the groups");
+    return NULL;
+  }
+  if (!read_tensors(groups, operands, t)) return NULL;
+  Gpu gpu = {.workspace = address != NULL ? PyLong_AsVoidPtr(address) : NULL, .bytes = (size_t)bytes};
+  if (PyErr_Occurred()) return NULL;
+  tandem_cascade_args args = {.size = sizeof args,
+                              .cu_seqlens_group = t[0],
+                              .group_page_table = t[1],
+                              .group_seqused_k = t[2],
+                              .max_rows_group = max_rows};
+  return read_and_serve(TANDEM_FORWARD, call_args, &args, &gpu);
 }
 
 /* ---- Appending to a cache ---------------------------------------------------------------------------------------- */
@@ -274,16 +337,10 @@ static PyObject* append_kv(PyObject* module, PyObject* arguments) {
                                       .positions = t[15],
                                       .rotary_interleaved = interleaved,
                                       .single_q_position = single_q_position};
-  void* stream;
-  tandem_context* context;
-  PyObject* request = NULL;
-  if (!find_place(device, first, &context, &stream, &request)) return request;
-  tandem_status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = tandem_append_kv(context, &args, stream);
-  Py_END_ALLOW_THREADS;
-  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
-  Py_RETURN_NONE;
+  Place place;
+  if (!find_place(device, first, &place)) return place.request;
+  PyThreadState* const thread = PyEval_SaveThread();
+  return finish(thread, tandem_append_kv(place.context, &args, place.stream));
 }
 
 /* ---- Block masks ------------------------------------------------------------------------------------------------- */
@@ -293,16 +350,10 @@ enum { kSizes = 6, kLists = 8 };
 /* Runs the call on the device of the first list, on the stream of its library. */
 static PyObject* serve_blocks(const tandem_block_mask_args* args, PyObject* first, void* workspace, size_t bytes) {
   const tandem_device device = args->kv_num_blocks->device;
-  void* stream;
-  tandem_context* context;
-  PyObject* request = NULL;
-  if (!find_place(device, first, &context, &stream, &request)) return request;
-  tandem_status status;
-  Py_BEGIN_ALLOW_THREADS;
-  status = tandem_make_block_mask(context, args, workspace, bytes, stream);
-  Py_END_ALLOW_THREADS;
-  if (status != TANDEM_OK) return Py_BuildValue("(si)", "refused", (int)status);
-  Py_RETURN_NONE;
+  Place place;
+  if (!find_place(device, first, &place)) return place.request;
+  PyThreadState* const thread = PyEval_SaveThread();
+  return finish(thread, tandem_make_block_mask(place.context, args, workspace, bytes, place.stream));
 }
 
 /* make_block_mask(mask_mod, (batch, heads, seqlen_q, seqlen_k, block_q, block_k), lists, workspace, bytes). lists
@@ -405,6 +456,8 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, 0x0080 /* METH_FASTCALL: named by the stable ABI from 3.10 on */,
      "run(what, call_args, workspace = 0, bytes = 0) -> None or a request"},
     {"merge", merge, METH_VARARGS, "merge(outs, lses, (out, lse)) -> None or a request"},
+    {"cascade", cascade, METH_VARARGS,
+     "cascade(call_args, groups, max_rows_group, workspace = 0, bytes = 0) -> None or a request"},
     {"append_kv", append_kv, METH_VARARGS, "append_kv(tensors, interleaved, single_q_position) -> None or a request"},
     {"make_block_mask", make_block_mask, METH_VARARGS,
      "make_block_mask(mask_mod, sizes, lists, workspace, bytes) -> None or a request"},

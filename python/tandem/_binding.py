@@ -14,6 +14,8 @@ A binding is a module with these names.
   seqlen, head_dim). workspace and bytes are the address and size of GPU memory that the call may use. The function
   returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
+- ``cascade(call_args, groups, max_rows_group, workspace=0, bytes=0)`` runs a forward of each request's own keys and of
+  the keys of groups: descriptions of cu_seqlens_group, group_page_table and group_seqused_k. The rest is run()'s.
 - ``append_kv(tensors, interleaved, single_q_position)`` takes a tuple of descriptions or None, in the order of
   tandem_append_kv_args, and returns None or a request.
 - ``open_gpu(index)`` returns a tandem_status, and ``gpu_description(index)`` is None before it.
@@ -36,10 +38,11 @@ _native is the binding in C; _ctypes serves where it cannot be loaded.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,11 +144,29 @@ def call(what: int, call_args: CallArgs) -> None:
     """Runs a pass. Raises ValueError, TypeError, RuntimeError or tandem.Unsupported with the library's sentence."""
     request = binding.run(what, call_args)
     if request is not None:
-        retry_until_done(request, what, dict(call_args))
+        _retry_until_done(request, functools.partial(binding.run, what), dict(call_args), {})
 
 
-def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: CallArgs) -> None:
-    """Serves the binding's requests and calls it again, until the call is done or an error is raised."""
+def cascade(call_args: CallArgs, groups: dict[str, Any], max_rows_group: int) -> None:
+    """Runs a cascade; raises as call() does. groups: its index arrays by name, in the order of tandem_cascade_args."""
+    described = tuple(_arrays.describe(x, name) for name, x in groups.items())
+
+    def run(call_args: CallArgs, *workspace: int) -> tuple[str, Any] | None:
+        return binding.cascade(call_args, described, max_rows_group, *workspace)
+
+    _retry_until_done(run(call_args), run, dict(call_args), groups)
+
+
+def _retry_until_done(
+    request: tuple[str, Any] | None,
+    run: Callable[[CallArgs, int, int], tuple[str, Any] | None],
+    call_args: CallArgs,
+    others: dict[str, Any],
+) -> None:
+    """Serves the binding's requests and runs the call again, until the call is done or an error is raised.
+
+    others: the call's arrays that are not in call_args, by name.
+    """
     arrays = dict(call_args)  # the arrays before the binding described them
     memory, size = 0, 0
     while request is not None:
@@ -170,8 +191,8 @@ def retry_until_done(request: tuple[str, Any] | None, what: int, call_args: Call
                 if detail == "seed":
                     _check_seed(described)
         else:
-            raise error_of(detail, binding.last_error(), {**arrays, **_score_mod.named(arrays)})
-        request = binding.run(what, call_args, memory, size)
+            raise error_of(detail, binding.last_error(), {**arrays, **others, **_score_mod.named(arrays)})
+        request = run(call_args, memory, size)
 
 
 def _copy(x: Any, name: str) -> Any:

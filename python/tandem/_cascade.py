@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tandem import _arrays
-from tandem._api import attention, merge
+from tandem._api import use_torch
+from tandem._binding import cascade, check_mask, number_of
 
 
 def cascade_attention(
@@ -39,24 +40,29 @@ def cascade_attention(
 
     The other arguments are :func:`attention`'s. causal hides own keys only. Returns out, or (out, lse).
 
-    The shared part runs as one sequence per group, without a mask. :func:`merge` adds the own part to the shared part,
+    The shared part runs as one sequence per group, without a mask. The call merges the own part with the shared part,
     both in float32. Results do not have the bits of a call without groups. On a GPU all lengths and tables are read on
     the device, and a graph may be replayed with other values. The function has no gradient.
     """
-    total = q.shape[0]
-    common = {
-        "softmax_scale": softmax_scale, "softcap": softcap, "batch_invariant": batch_invariant,
-        "out_dtype": None if str(q.dtype).endswith("float64") else "float32", "return_lse": True,
+    check_mask(causal, "bottom_right")
+    groups = {
+        "cu_seqlens_group": cu_seqlens_group, "group_page_table": group_page_table, "group_seqused_k": group_seqused_k,
     }  # fmt: skip
-    shared = attention(
-        q, k, v, cu_seqlens_q=cu_seqlens_group, page_table=group_page_table, seqused_k=group_seqused_k,
-        max_seqlen_q=total if max_rows_group is None else max_rows_group, **common,
-    )  # fmt: skip
-    own = attention(
-        q, k, v, cu_seqlens_q=cu_seqlens_q, page_table=page_table, seqused_k=seqused_k, causal=causal, sink=sink,
-        max_seqlen_q=total if max_seqlen_q is None else max_seqlen_q, **common,
-    )  # fmt: skip
-    out, lse = merge(*zip(shared, own))
-    if out.dtype != q.dtype:
-        out = out.to(q.dtype) if _arrays.is_torch(out) else out.astype(q.dtype)
-    return (out, lse) if return_lse else out
+    views = {name: _arrays.view(x, name) for name, x in (("q", q), ("k", k), ("v", v))}
+    total = views["q"].shape[0]
+    call_args = {
+        **views, "sink": sink if sink is None else _arrays.view(sink, "sink"), "cu_seqlens_q": cu_seqlens_q,
+        "seqused_k": seqused_k, "page_table": page_table,
+        "max_seqlen_q": total if max_seqlen_q is None else max_seqlen_q,
+        "softmax_scale": number_of(softmax_scale, "softmax_scale"), "softcap": number_of(softcap, "softcap"),
+        "causal": bool(causal), "batch_invariant": bool(batch_invariant),
+    }  # fmt: skip
+    max_rows = total if max_rows_group is None else max_rows_group
+    front = use_torch()
+    if front is not None and isinstance(q, front.Tensor):
+        result = front.cascade(call_args, groups, max_rows)
+    else:
+        call_args["out"], call_args["lse"] = result = _arrays.new_outputs(views["q"], views["v"], False)
+        cascade(call_args, {name: _arrays.view(x, name) for name, x in groups.items()}, max_rows)
+        result = tuple(_arrays.like(q, x) for x in result)
+    return result if return_lse else result[0]

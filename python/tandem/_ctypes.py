@@ -95,6 +95,17 @@ class _MergeArgs(ctypes.Structure):
     ]
 
 
+class _CascadeArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", _int64),
+        ("own", ctypes.POINTER(_Args)),
+        ("cu_seqlens_group", ctypes.POINTER(_Tensor)),
+        ("group_page_table", ctypes.POINTER(_Tensor)),
+        ("group_seqused_k", ctypes.POINTER(_Tensor)),
+        ("max_rows_group", _int64),
+    ]
+
+
 class _AppendKvArgs(ctypes.Structure):
     _fields_ = [
         ("size", _int64),
@@ -131,6 +142,10 @@ def _load() -> ctypes.CDLL:
     library.tandem_prepare.argtypes = library.tandem_check.argtypes
     library.tandem_prepare_serving.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
     library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
+    library.tandem_cascade.argtypes = [ctypes.c_void_p, ctypes.POINTER(_CascadeArgs), *arguments[2:]]
+    library.tandem_cascade_workspace_size.argtypes = [
+        *library.tandem_cascade.argtypes[:2], ctypes.POINTER(ctypes.c_size_t),
+    ]  # fmt: skip
     library.tandem_append_kv.argtypes = [ctypes.c_void_p, ctypes.POINTER(_AppendKvArgs), ctypes.c_void_p]
     library.tandem_make_block_mask.argtypes = [
         ctypes.c_void_p, ctypes.POINTER(_BlockMaskArgs), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p,
@@ -327,10 +342,27 @@ def _set_seed(args: _Args, seed: Any) -> bool:
 
 def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_bytes: int = 0) -> tuple[str, Any] | None:
     """Runs a call. _binding.py describes it."""
-    forward_or_backward, heads_first = what & 1, what & 4
     args = _Args(size=ctypes.sizeof(_Args))
+    return _read(what, call_args, args) or _serve(what, args, workspace, workspace_bytes)
+
+
+def cascade(
+    call_args: dict[str, Any], groups: tuple[Any, ...], max_rows_group: int, workspace: int = 0, size: int = 0
+) -> tuple[str, Any] | None:
+    """Runs a cascade. _binding.py describes it."""
+    own = _Args(size=ctypes.sizeof(_Args))
+    if (request := _read(0, call_args, own)) is not None:
+        return request
+    tensors = (ctypes.pointer(_tensor_of(x)) for x in groups)
+    args = _CascadeArgs(ctypes.sizeof(_CascadeArgs), ctypes.pointer(own), *tensors, max_rows_group)
+    functions = _library.tandem_cascade_workspace_size, _library.tandem_cascade
+    return _execute(functions, args, _gpu_of(own), workspace, size)
+
+
+def _read(what: int, call_args: dict[str, Any], args: _Args) -> tuple[str, Any] | None:
+    """Reads call_args, and returns the request that must be served first."""
+    forward_or_backward, heads_first = what & 1, what & 4
     to_copy = []
-    gpu = None
     for name, x in call_args.items():
         if x is None:
             continue
@@ -348,12 +380,10 @@ def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_byte
             _set_option(args, name, x)
             continue
         described = x if type(x) is tuple else _arrays.describe(x, name)
-        device, device_index, bits, shape, strides, read_only = described[1], described[2], *described[4:8]
+        device, bits, shape, strides, read_only = described[1], *described[4:8]
         address = described[0]
         if read_only and name in _options.WRITTEN[forward_or_backward]:
             return "read-only", name
-        if name == "q" and device == _arrays.CUDA:
-            gpu = device_index
         n = len(shape)
         if heads_first and name in _FIRST and n == 4:
             shape, strides = ((x[0], x[2], x[1], x[3]) for x in (shape, strides))
@@ -365,9 +395,12 @@ def run(what: int, call_args: dict[str, Any], workspace: int = 0, workspace_byte
                 to_copy.append(name)
     if to_copy:
         return "copy", to_copy
-    if gpu is not None and gpu not in _gpus:
-        return "open", gpu
-    return _serve(what, args, gpu, workspace, workspace_bytes)
+    gpu = _gpu_of(args)
+    return ("open", gpu) if gpu is not None and gpu not in _gpus else None
+
+
+def _gpu_of(args: _Args) -> int | None:
+    return args.q[0].device_index if args.q and args.q[0].device_type == _arrays.CUDA else None
 
 
 def _tensor_of(described: tuple[Any, ...]) -> _Tensor:
@@ -384,26 +417,15 @@ def merge(outs: tuple[Any, ...], lses: tuple[Any, ...], result: tuple[Any, Any])
     lists = [(pointer * len(tensors))(*(ctypes.pointer(_tensor_of(x)) for x in tensors)) for tensors in (outs, lses)]
     out, lse = (ctypes.pointer(_tensor_of(x)) for x in result)
     args = _MergeArgs(ctypes.sizeof(_MergeArgs), len(outs), *lists, out, lse)
-    device, index = result[0][1:3]
-    if device != _arrays.CUDA:
-        return _answer(_library.tandem_merge(_context(), args, None))
-    if index not in _gpus:
-        return "open", index
-    stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_library.tandem_merge(_gpus[index], args, stream))
+    return _run_on(result[0], _library.tandem_merge, args)
 
 
 def append_kv(tensors: tuple[Any, ...], interleaved: bool, single_q_position: bool) -> tuple[str, Any] | None:
     """Appends to a cache. _binding.py describes it."""
     pointers = [None if x is None else ctypes.pointer(_tensor_of(x)) for x in tensors]
     args = _AppendKvArgs(ctypes.sizeof(_AppendKvArgs), *pointers, interleaved, single_q_position)
-    device, index = next((x[1:3] for x in tensors if x is not None), (_arrays.CPU, 0))
-    if device != _arrays.CUDA:
-        return _answer(_library.tandem_append_kv(_context(), args, None))
-    if index not in _gpus:
-        return "open", index
-    stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_library.tandem_append_kv(_gpus[index], args, stream))
+    first = next((x for x in tensors if x is not None), (0, _arrays.CPU, 0))
+    return _run_on(first, _library.tandem_append_kv, args)
 
 
 def make_block_mask(
@@ -414,13 +436,18 @@ def make_block_mask(
     args.mask_mod = ctypes.pointer(_mod_of(mask_mod, "mask_mod", 0))
     for name, described in zip(_LISTS, lists):
         setattr(args, name, ctypes.pointer(_tensor_of(described)))
-    device, index = lists[0][1:3]
+    return _run_on(lists[0], _library.tandem_make_block_mask, args, workspace, workspace_bytes)
+
+
+def _run_on(first: tuple[Any, ...], function: Any, *arguments: Any) -> tuple[str, Any] | None:
+    """Runs a function on the device of the tensor that first describes, on torch's current stream."""
+    device, index = first[1:3]
     if device != _arrays.CUDA:
-        return _answer(_library.tandem_make_block_mask(_context(), args, workspace, workspace_bytes, None))
+        return _answer(function(_context(), *arguments, None))
     if index not in _gpus:
         return "open", index
     stream = sys.modules["torch"].cuda.current_stream(index).cuda_stream
-    return _answer(_library.tandem_make_block_mask(_gpus[index], args, workspace, workspace_bytes, stream))
+    return _answer(function(_gpus[index], *arguments, stream))
 
 
 def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> bool:
@@ -432,17 +459,30 @@ def _is_off_16_bytes(address: int, shape: tuple[int, ...], strides: tuple[int, .
     return pieces and (address % 16 != 0 or any(stride * size % 16 for stride in strides[:-1]))
 
 
-def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_bytes: int) -> tuple[str, Any] | None:
+def _serve(what: int, args: _Args, workspace: int, workspace_bytes: int) -> tuple[str, Any] | None:
+    gpu, forward_or_backward = _gpu_of(args), what & 1
     context = _context() if gpu is None else _gpus[gpu]
-    forward_or_backward = what & 1
     if what & 2:
         return _answer(_library.tandem_check(context, forward_or_backward, args))
     if what & 16:
         return _answer(_library.tandem_prepare_serving(context, args))
     if what & 8:
         return _answer(_library.tandem_prepare(context, forward_or_backward, args))
+    functions = (
+        lambda context, args, size: _library.tandem_workspace_size(context, forward_or_backward, args, size),
+        _library.tandem_backward if forward_or_backward else _library.tandem_forward,
+    )
+    return _execute(functions, args, gpu, workspace, workspace_bytes)
+
+
+def _execute(
+    functions: tuple[Any, Any], args: Any, gpu: int | None, workspace: int, workspace_bytes: int
+) -> tuple[str, Any] | None:
+    """Runs a call. functions: the query of its workspace's size, and the call."""
+    workspace_size, function = functions
+    context = _context() if gpu is None else _gpus[gpu]
     size = ctypes.c_size_t(0)
-    status = _library.tandem_workspace_size(context, forward_or_backward, args, ctypes.byref(size))
+    status = workspace_size(context, args, ctypes.byref(size))
     if status != 0:
         return _answer(status)
     stream = None
@@ -453,7 +493,6 @@ def _serve(what: int, args: _Args, gpu: int | None, workspace: int, workspace_by
         if size.value > workspace_bytes:
             return "workspace", size.value
         stream = sys.modules["torch"].cuda.current_stream(gpu).cuda_stream
-    function = _library.tandem_backward if forward_or_backward else _library.tandem_forward
     return _answer(function(context, args, workspace, workspace_bytes, stream))
 
 

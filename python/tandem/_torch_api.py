@@ -16,6 +16,7 @@ from tandem._errors import Unsupported
 from tandem._options import OPTIONS, TENSORS
 from tandem._padding import needs_padding, padded_attention
 from tandem._tensors import PLAIN, check_layouts, check_tensor, check_writable, count_write, resolved
+from tandem._torch_cascade import cascade as cascade  # for _cascade.py
 from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, to_op_args
 
 # The names of this module that _api.py reads.

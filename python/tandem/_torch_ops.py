@@ -77,15 +77,15 @@ DIFFERENTIABLE = _SINK + 1  # the number of inputs with gradients, which come fi
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod names
 _parameters += ", *, " + ", ".join(SCHEMA)
-_library = torch.library.Library("tandem", "DEF")
-_library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
-_library.define(f"max_scores({_parameters}) -> Tensor")
-_library.define(
+library = torch.library.Library("tandem", "DEF")
+library.define(f"forward({_parameters}) -> (Tensor out, Tensor lse)")
+library.define(f"max_scores({_parameters}) -> Tensor")
+library.define(
     f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_parameters}, bool[5] wanted, "
     "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
 )
-_library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
-_library.define(
+library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
+library.define(
     "append_kv(Tensor? k, Tensor? v, Tensor(a!)? k_cache, Tensor(b!)? v_cache, Tensor? slot_mapping, "
     "Tensor? page_table, Tensor? cache_seqlens, Tensor? cache_batch_idx, Tensor? cu_seqlens_new, Tensor? q, "
     "Tensor(c!)? q_out, Tensor? cu_seqlens_q, Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, "
@@ -208,26 +208,26 @@ def _append_kernel(*arguments: Any) -> None:
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("append_kv", _append_kernel, _device)
-    _library.impl("forward", _forward_kernel, _device)
-    _library.impl("max_scores", _max_scores_kernel, _device)
-    _library.impl("backward", _backward_kernel, _device)
-    _library.impl("merge", _merge_kernel, _device)
+    library.impl("append_kv", _append_kernel, _device)
+    library.impl("forward", _forward_kernel, _device)
+    library.impl("max_scores", _max_scores_kernel, _device)
+    library.impl("backward", _backward_kernel, _device)
+    library.impl("merge", _merge_kernel, _device)
 
 
-@torch.library.register_fake("tandem::forward", lib=_library)
+@torch.library.register_fake("tandem::forward", lib=library)
 def _(
     q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, layout_of_q: bool = False, **__: Any
 ) -> tuple[Tensor, Tensor]:
     return new_outputs(q, v, float32_out, layout_of_q)
 
 
-@torch.library.register_fake("tandem::max_scores", lib=_library)
+@torch.library.register_fake("tandem::max_scores", lib=library)
 def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
     return new_lse(q)
 
 
-@torch.library.register_fake("tandem::backward", lib=_library)
+@torch.library.register_fake("tandem::backward", lib=library)
 def _(
     dout: Any,
     dlse: Any,
@@ -245,10 +245,10 @@ def _(
     return (*results(inputs, wanted), results(captured_of(inputs), wanted_captured or ()))
 
 
-torch.library.register_fake("tandem::append_kv", lambda *_: None, lib=_library)
-torch.library.register_fake("tandem::merge", _new_merged, lib=_library)
-torch.library.register_vmap("tandem::forward", _vmap.Rule(forward_op, INPUTS, before=0), lib=_library)
-torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward_op, INPUTS, before=4), lib=_library)
+torch.library.register_fake("tandem::append_kv", lambda *_: None, lib=library)
+torch.library.register_fake("tandem::merge", _new_merged, lib=library)
+torch.library.register_vmap("tandem::forward", _vmap.Rule(forward_op, INPUTS, before=0), lib=library)
+torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward_op, INPUTS, before=4), lib=library)
 
 
 # ---- Gradients -----------------------------------------------------------------------------------------------------
@@ -391,10 +391,10 @@ def _merge_autograd(keyset: Any, outs: Sequence[Tensor], lses: Sequence[Tensor],
     return _redispatch(_merge_op, keyset, (outs, lses, float32), {})
 
 
-_library.impl("forward", _forward_autograd, "Autograd", with_keyset=True)
-_library.impl("max_scores", _max_scores_autograd, "Autograd", with_keyset=True)
-_library.impl("backward", _backward_autograd, "Autograd", with_keyset=True)
-_library.impl("merge", _merge_autograd, "Autograd", with_keyset=True)
+library.impl("forward", _forward_autograd, "Autograd", with_keyset=True)
+library.impl("max_scores", _max_scores_autograd, "Autograd", with_keyset=True)
+library.impl("backward", _backward_autograd, "Autograd", with_keyset=True)
+library.impl("merge", _merge_autograd, "Autograd", with_keyset=True)
 
 
 class Transformed(torch.autograd.Function):
@@ -458,10 +458,17 @@ def _transformed_backward(*arguments: Any, **options: Any) -> tuple[Any, ...]:
 # ---- Autocast ------------------------------------------------------------------------------------------------------
 
 
-def _autocast_kernel(device: str, key: Any) -> Any:
+def register_autocast(name: str, casts: int) -> None:
+    """Registers an operator's rule: the first `casts` inputs have autocast's type."""
+    operator = getattr(torch.ops.tandem, name).default
+    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        library.impl(name, _autocast_kernel(operator, casts, device, getattr(torch._C.DispatchKey, key)), key)
+
+
+def _autocast_kernel(operator: Any, casts: int, device: str, key: Any) -> Any:
     excluded = torch._C.DispatchKeySet(key)
 
-    def forward(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def kernel(*inputs: Any, **options: Any) -> Any:
         dtype = torch.get_autocast_dtype(device)
 
         def cast(x: Any) -> Any:
@@ -470,10 +477,9 @@ def _autocast_kernel(device: str, key: Any) -> Any:
             return x
 
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return forward_op(*map(cast, inputs[:_SINK]), *inputs[_SINK:], **options)
+            return operator(*map(cast, inputs[:casts]), *inputs[casts:], **options)
 
-    return forward
+    return kernel
 
 
-for _device, _key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-    _library.impl("forward", _autocast_kernel(_device, getattr(torch._C.DispatchKey, _key)), _key)
+register_autocast("forward", _SINK)

@@ -1,5 +1,8 @@
 """tandem.cascade_attention against standard attention in float64 to all keys of each request."""
 
+import importlib
+
+import numpy as np
 import pytest
 
 import tandem
@@ -29,30 +32,92 @@ def tables(random, lengths):
     return table
 
 
+def problem(random, dtype):
+    """Returns the arguments of a call."""
+    tables.free = torch.randperm(PAGES)
+    k, v = random(PAGES, SIZE, HEADS_K, DIM).to(dtype), random(PAGES, SIZE, HEADS_K, DIM).to(dtype)
+    rows = starts(NEW)
+    return dict(
+        q=random(sum(NEW), HEADS, DIM).to(dtype), k=k, v=v, cu_seqlens_q=rows, page_table=tables(random, OWN),
+        seqused_k=int32(*OWN), cu_seqlens_group=rows[starts(GROUPS).long()], group_page_table=tables(random, SHARED),
+        group_seqused_k=int32(*SHARED),
+    )  # fmt: skip
+
+
+def check(p, out, lse, **options):
+    """Compares results with standard attention to the shared and own keys of each request."""
+    first, rows = starts(GROUPS), p["cu_seqlens_q"]
+    own, shared = p["page_table"], p["group_page_table"]
+    for g, (begin, end) in enumerate(zip(first[:-1], first[1:])):
+        for b in range(begin, end):
+            keys, values = (
+                torch.cat((read(x, shared[g], SHARED[g]), read(x, own[b], OWN[b]))) for x in (p["k"], p["v"])
+            )
+            at = slice(rows[b], rows[b + 1])
+            exact = torch_reference.attend(p["q"][at].double(), keys, values, causal=True, **options)
+            torch.testing.assert_close(out[at].double(), exact[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(lse[:, at].double(), exact[1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"softcap": 2.0}, {"softmax_scale": 0.4, "batch_invariant": True}, {"sink": torch.tensor([0.5, -1, 2, 0.0])}],
     ids=["plain", "softcap", "invariant", "sink"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shared_keys(random, options, dtype):
-    tables.free = torch.randperm(PAGES)
-    k, v = random(PAGES, SIZE, HEADS_K, DIM).to(dtype), random(PAGES, SIZE, HEADS_K, DIM).to(dtype)
-    q, rows, first = random(sum(NEW), HEADS, DIM).to(dtype), starts(NEW), starts(GROUPS)
-    own, shared = tables(random, OWN), tables(random, SHARED)
+@pytest.mark.parametrize("binding", ["native", "ctypes"])
+def test_shared_keys(random, monkeypatch, options, dtype, binding):
+    if binding == "ctypes":
+        monkeypatch.setattr(tandem._binding, "binding", importlib.import_module("tandem._ctypes"))
+    p = problem(random, dtype)
     options = {name: x.to(dtype) if name == "sink" else x for name, x in options.items()}
-    out, lse = tandem.cascade_attention(
-        q, k, v, cu_seqlens_q=rows, page_table=own, seqused_k=int32(*OWN), cu_seqlens_group=rows[first.long()],
-        group_page_table=shared, group_seqused_k=int32(*SHARED), return_lse=True, **options,
-    )  # fmt: skip
+    out, lse = tandem.cascade_attention(**p, return_lse=True, **options)
     assert out.dtype == dtype
-    for g, (begin, end) in enumerate(zip(first[:-1], first[1:])):
-        for b in range(begin, end):
-            keys, values = (torch.cat((read(x, shared[g], SHARED[g]), read(x, own[b], OWN[b]))) for x in (k, v))
-            at = slice(rows[b], rows[b + 1])
-            exact = torch_reference.attend(q[at].double(), keys, values, causal=True, **reference_options(options))
-            torch.testing.assert_close(out[at].double(), exact[0], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(lse[:, at].double(), exact[1], rtol=1e-4, atol=1e-5)
+    check(p, out, lse, **reference_options(options))
+
+
+def test_numpy(random):
+    p = problem(random, torch.float32)
+    arrays = {name: x.numpy() for name, x in p.items()}
+    out, lse = tandem.cascade_attention(**arrays, return_lse=True)
+    assert isinstance(out, np.ndarray)
+    check(p, torch.from_numpy(out), torch.from_numpy(lse))
+
+
+def test_compiled_and_under_autocast(random):
+    p = problem(random, torch.float32)
+    want = tandem.cascade_attention(**p)
+    compiled = torch.compile(lambda: tandem.cascade_attention(**p), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(), want)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = tandem.cascade_attention(**p)
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), want, rtol=0.05, atol=0.05)
+
+
+def test_refusals(random):
+    p = problem(random, torch.float32)
+    with pytest.raises(ValueError, match="cu_seqlens_group.* must be an entry of cu_seqlens_q"):
+        tandem.cascade_attention(**{**p, "cu_seqlens_group": int32(0, 2, 7, 8)})
+    with pytest.raises(TypeError, match="group_page_table .* must be a torch tensor"):
+        tandem.cascade_attention(**{**p, "group_page_table": None})
+    with pytest.raises(tandem.Unsupported, match="k must not require a gradient"):
+        tandem.cascade_attention(**{**p, "k": p["k"].clone().requires_grad_()})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_graph(random):
+    first, second = problem(random, torch.bfloat16), problem(random, torch.bfloat16)
+    p = {name: x.cuda() for name, x in first.items()}
+    wants = [tandem.cascade_attention(**{name: x.cuda() for name, x in each.items()}) for each in (first, second)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = tandem.cascade_attention(**p)
+    for each, want in zip((first, second), wants):
+        for name, x in p.items():
+            x.copy_(each[name])
+        graph.replay()
+        assert torch.equal(out, want)
 
 
 def read(pages, table, length):

@@ -1,148 +1,67 @@
 #!/usr/bin/env python3
-"""Decode on a GPU: pages, appending with rotation, batch_invariant, and other libraries, in CUDA graphs.
+"""Serving on a GPU: decode, a mixed batch and a shared prefix, against other libraries, in CUDA graphs.
 
-    python bench/serving.py                      # about a minute
-    python bench/serving.py --shapes "8 x 32k" --rounds 9
+    python bench/serving.py --json serving.json       # about three minutes
+    python bench/serving.py --problems "8 x 32k" --rounds 9
 
-Every request has one query. The time of a call is the median of rounds in which all calls alternate. "read" is the
-share of the rate of a bulk read of the same bytes (torch.sum). "best peer" is the least time of a peer divided by the
-call's time. "append" includes tandem.append_kv, which writes one key per request and rotates keys and queries.
+The time of a call is the median of rounds in which all calls alternate. "read" is the share of the rate of a bulk read
+of the same bytes (torch.sum). "best peer" is the least time of a peer divided by the call's time. "append" includes
+tandem.append_kv, which writes one key per request and rotates keys and queries. The last table has a line for each
+figure: its goal, and whether the ratio reaches the goal. A figure whose peer is absent has no ratio.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
+import random
 import statistics
 
 import torch
-from rig import clock
+from rig import clock, serving
 from rig.peers import first_line
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
 import tandem
 
+TRACE = pathlib.Path(__file__).with_name("serving_trace.json")
 # batch, keys, heads, heads of keys, head_dim
-SHAPES = {
+DECODES = {
     "64 x 4k": (64, 4096, 32, 8, 128),
     "1 x 8k": (1, 8192, 32, 8, 128),
     "1 x 131k": (1, 131072, 32, 8, 128),
     "8 x 32k, 128 heads on 1": (8, 32768, 128, 1, 128),
 }
+PROBLEMS = {
+    **{name: lambda sizes=sizes: serving.Decode(*sizes) for name, sizes in DECODES.items()},
+    "mixed batch": lambda: serving.Mixed(json.loads(TRACE.read_text())),
+    "64 x (8k shared, 256 own)": lambda: serving.Shared(64, 8192, 256, 32, 8, 128),
+}
+READ_GOALS = {"pages 16": (0.91, 0.97), "pages 64": (0.94, 0.97), "contiguous": (0.94, 0.97)}
+MEMORY_BOUND = ("64 x 4k", "1 x 131k")
+PEERS = ("SDPA", "FA3", "FlashInfer", "FlashAttention")  # the names of other libraries' calls begin so
 WRONG = 2**-6  # relative to the largest number
 
 
-class Request:
-    """The tensors of a shape: a cache, the same cache in pages of random order, and a new key per request."""
-
-    def __init__(self, batch: int, keys: int, heads: int, heads_k: int, dim: int):
-        generator = torch.Generator("cuda").manual_seed(1)
-        draw = dict(device="cuda", dtype=torch.bfloat16, generator=generator)
-        self.batch, self.keys, self.dim = batch, keys, dim
-        self.q = torch.randn(batch, 1, heads, dim, **draw)
-        self.new = [torch.randn(batch, 1, heads_k, dim, **draw) for _ in range(2)]
-        self.cache = [torch.randn(batch, keys, heads_k, dim, **draw) for _ in range(2)]
-        for cache, new in zip(self.cache, self.new):
-            cache[:, -1:] = new
-        self.used = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
-        self.before = self.used - 1
-        self.cos, self.sin = torch.ones(keys, dim // 2, device="cuda"), torch.zeros(keys, dim // 2, device="cuda")
-        self.q_out = torch.empty_like(self.q)
-        self.bytes = sum(x.numel() * x.element_size() for x in self.cache)
-
-    def pages(self, size: int):
-        """Returns (k, v, table) with the cache's contents in pages."""
-        count = self.batch * self.keys // size
-        order = torch.randperm(count, device="cuda")
-        fused = torch.empty(count, 2, size, *self.cache[0].shape[2:], device="cuda", dtype=torch.bfloat16)
-        for n, cache in enumerate(self.cache):
-            fused[order, n] = cache.reshape(count, size, *cache.shape[2:])
-        return fused[:, 0], fused[:, 1], order.int().reshape(self.batch, -1)
+def draw_trace(seed: int) -> dict:
+    """Draws the requests of bench/serving_trace.json: 3 chunks of prefills and 60 decodes, in random order."""
+    draw = random.Random(seed)
+    chunks = [2 ** draw.randint(8, 11) for _ in range(3)]
+    requests = [(queries, queries + draw.randrange(8192)) for queries in chunks]
+    requests += [(1, int(256 * 64 ** draw.random())) for _ in range(60)]
+    draw.shuffle(requests)
+    mix = "3 chunks of 256 to 2048 queries after up to 8191 keys, and 60 decodes of 256 to 16384 keys"
+    return {"seed": seed, "mix": mix, "heads": 32, "heads_k": 8, "head_dim": 128, "requests": requests}
 
 
-def ours(x: Request, size: int | None, appends: bool = False, **options):
-    k, v, table = (*x.cache, None) if size is None else x.pages(size)
-    rotation = dict(q=x.q, q_out=x.q_out, rotary_cos=x.cos, rotary_sin=x.sin)
-
-    def call():
-        q = x.q
-        if appends:
-            q = tandem.append_kv(*x.new, k, v, page_table=table, cache_seqlens=x.before, **rotation)
-        return tandem.attention(q, k, v, page_table=table, seqused_k=x.used, **options)
-
-    return call
-
-
-def sdpa(x: Request, backend: SDPBackend):
-    q, k, v = (t.transpose(1, 2) for t in (x.q, *x.cache))
-
-    def call():
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
-
-    return call
-
-
-def fa3(x: Request, size: int | None, appends: bool = False):
-    from flash_attn_interface import flash_attn_with_kvcache
-
-    k, v, table = (*x.cache, None) if size is None else x.pages(size)
-    if appends:
-        tables = dict(rotary_cos=x.cos.bfloat16(), rotary_sin=x.sin.bfloat16(), rotary_interleaved=False)
-        return lambda: flash_attn_with_kvcache(x.q, k, v, *x.new, cache_seqlens=x.before, page_table=table, **tables)
-    return lambda: flash_attn_with_kvcache(x.q, k, v, cache_seqlens=x.used, page_table=table)
-
-
-def flashinfer(x: Request, size: int):
-    import flashinfer
-
-    k, v, table = x.pages(size)
-    starts = torch.arange(x.batch + 1, dtype=torch.int32, device="cuda") * (x.keys // size)
-    last = torch.full((x.batch,), size, dtype=torch.int32, device="cuda")
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, paged_kv_indptr_buffer=starts.clone(),
-        paged_kv_indices_buffer=table.flatten().clone(), paged_kv_last_page_len_buffer=last.clone(),
-    )  # fmt: skip
-    heads, heads_k = x.q.shape[2], k.shape[2]
-    wrapper.plan(starts, table.flatten(), last, heads, heads_k, x.dim, size, q_data_type=x.q.dtype)
-    return lambda: wrapper.run(x.q[:, 0], (k, v))[:, None]
-
-
-OURS = {
-    "contiguous": lambda x: ours(x, None),
-    "pages 64": lambda x: ours(x, 64),
-    "pages 16": lambda x: ours(x, 16),
-    "contiguous, append": lambda x: ours(x, None, True),
-    "pages 64, append": lambda x: ours(x, 64, True),
-    "pages 16, append": lambda x: ours(x, 16, True),
-    "contiguous, invariant": lambda x: ours(x, None, batch_invariant=True),
-    "pages 64, invariant": lambda x: ours(x, 64, batch_invariant=True),
-    "pages 64, append, invariant": lambda x: ours(x, 64, True, batch_invariant=True),
-}
-PEERS = {
-    "SDPA cuDNN": lambda x: sdpa(x, SDPBackend.CUDNN_ATTENTION),
-    "SDPA FlashAttention-2": lambda x: sdpa(x, SDPBackend.FLASH_ATTENTION),
-    "FA3 contiguous": lambda x: fa3(x, None),
-    "FA3 pages 64": lambda x: fa3(x, 64),
-    "FA3 pages 16": lambda x: fa3(x, 16),
-    "FA3 pages 64, append": lambda x: fa3(x, 64, True),
-    "FlashInfer pages 64": lambda x: flashinfer(x, 64),
-    "FlashInfer pages 16": lambda x: flashinfer(x, 16),
-}
-
-
-def timed_calls(x: Request, ms: float) -> dict[str, clock.Timed]:
+def timed_calls(x: serving.Requests, ms: float) -> dict[str, clock.Timed]:
     """Returns the calls that this machine has, after a comparison with float64."""
-    exact, calls = exact_of(x), {}
-    for name, make in {**OURS, **PEERS}.items():
+    exact, calls = x.exact(), {}
+    for name, make in {**x.calls(), **x.peers()}.items():
         try:
-            call = make(x)
+            call = make()
             error = float((call().double() - exact).abs().max() / exact.abs().max())
-            if error > WRONG:
+            if not error <= WRONG:
                 raise RuntimeError(f"the error is {error:.3g}")
             calls[name] = clock.Timed(call, ms)
         except Exception as why:  # a peer may be missing, or refuse a problem with any error
@@ -154,53 +73,87 @@ def timed_calls(x: Request, ms: float) -> dict[str, clock.Timed]:
     return calls
 
 
-def exact_of(x: Request) -> torch.Tensor:
-    outs = []
-    for q, k, v in zip(x.q, *x.cache):
-        group = q.shape[1] // k.shape[1]
-        heads = []
-        for h in range(k.shape[1]):
-            scores = q[0, h * group : (h + 1) * group].double() @ k[:, h].double().T / math.sqrt(x.dim)
-            heads.append(scores.softmax(-1) @ v[:, h].double())
-        outs.append(torch.cat(heads)[None])
-    return torch.stack(outs)
-
-
 def run(name: str, rounds: int, ms: float) -> dict:
-    x = Request(*SHAPES[name])
+    """Times a problem, and returns its medians in microseconds and the times of all rounds."""
+    x = PROBLEMS[name]()
     print(f"{name}: {x.bytes / 1e6:.0f} MB of keys and values")
     words = [t.view(torch.int64) for t in x.cache]
     calls = {"bulk read": clock.Timed(lambda: [t.sum() for t in words], ms), **timed_calls(x, ms)}
     times = clock.interleaved(calls, rounds)
     medians = {call: statistics.median(rows) * 1e6 for call, rows in times.items()}
-    best = min((time for call, time in medians.items() if call in PEERS), default=math.nan)
-    print(f"  {'call':28} {'us':>9} {'read':>6} {'best peer':>10}")
+    best = min((medians[peer] for peer in x.peers() if peer in medians), default=None)
+    print(f"  {'call':34} {'us':>9} {'read':>6} {'best peer':>10}")
     for call, time in medians.items():
-        print(f"  {call:28} {time:9.1f} {medians['bulk read'] / time:6.2f} {best / time:10.2f}")
-    for call, time in medians.items():
-        for option in (", append", ", invariant"):
-            base = call.replace(option, "")
-            if base != call and base in medians:
-                print(f"  {call} against {base}: {medians[base] / time:.3f}")
-    return {"shape": name, "seconds": times}
+        ratio = f"{best / time:10.2f}" if best else ""
+        print(f"  {call:34} {time:9.1f} {medians['bulk read'] / time:6.2f} {ratio}")
+    return {"problem": name, "medians": medians, "best_peer": best, "seconds": times}
+
+
+def figures(results: list[dict]) -> list[dict]:
+    """Returns the line of each figure. A ratio above 1 is in favour of the first call."""
+    lines = []
+
+    def add(row: str, result: dict, call: str, other: str | None, goals: tuple[float, float]) -> None:
+        medians = result["medians"]
+        if call not in medians:
+            return
+        time = result["best_peer"] if other is None else medians.get(other)
+        ratio = time / medians[call] if time else None
+        reached = [name for name, goal in zip(("must", "aim"), goals) if ratio is not None and ratio >= goal]
+        line = {"figure": row, "problem": result["problem"], "call": call, "ratio": ratio, "must": goals[0]}
+        lines.append({**line, "aim": goals[1], "reached": reached[-1] if reached else None})
+
+    for result in results:
+        problem, medians = result["problem"], result["medians"]
+        for call, goals in READ_GOALS.items() if problem in DECODES else ():
+            if problem in MEMORY_BOUND:
+                add("decode, of the read limit", result, call, "bulk read", goals)
+                add("decode, of the best peer", result, call, None, (0.985, 1.02))
+            else:
+                add("few tiles, of the best peer", result, call, None, (1.1, 1.5))
+        for call in (call for call in medians if not call.startswith(PEERS)):
+            if call.endswith(", invariant"):
+                add("batch_invariant", result, call, call.removesuffix(", invariant"), (0.95, 1.0))
+            if call.endswith(", append"):
+                add("append and rotary", result, call, call.removesuffix(", append"), (0.95, 0.98))
+            if call.startswith("shared, "):
+                add("shared prefix", result, call, call.replace("shared", "without sharing"), (3, 8))
+            if call.startswith("mixed, "):
+                add("mixed batch, of the best peer", result, call, None, (1.1, 1.3))
+    return lines
+
+
+def show(lines: list[dict]) -> None:
+    print(f"{'figure':30} {'problem':26} {'call':30} {'ratio':>6} {'must':>6} {'aim':>6}")
+    for line in lines:
+        ratio = "none" if line["ratio"] is None else f"{line['ratio']:.3f}"
+        text = f"{line['figure']:30} {line['problem']:26} {line['call']:30} {ratio:>6}"
+        print(f"{text} {line['must']:6} {line['aim']:6}  {line['reached'] or 'missed'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="", metavar="TEXT", help="only shapes whose name contains this text")
+    parser.add_argument("--problems", default="", metavar="TEXT", help="only problems whose name contains this text")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ms", type=float, default=8, help="a window's milliseconds")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rounds here")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all rounds and the figures here")
+    parser.add_argument("--draw-trace", type=int, metavar="SEED", help=f"write {TRACE.name} and exit")
     options = parser.parse_args()
+    if options.draw_trace is not None:
+        TRACE.write_text(json.dumps(draw_trace(options.draw_trace)) + "\n")
+        return
     if options.rounds < 1 or options.ms <= 0:
         parser.error("--rounds must be at least 1 and --ms above 0: pass such numbers")
     if not torch.cuda.is_available():
         raise SystemExit("torch must find a CUDA device: run this benchmark on a GPU")
     clock.use_own_stream()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}")
-    results = [run(name, options.rounds, options.ms) for name in SHAPES if options.shapes in name]
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tandem.description()}"
+    print(device)
+    results = [run(name, options.rounds, options.ms) for name in PROBLEMS if options.problems in name]
+    lines = figures(results)
+    show(lines)
     if options.json:
-        options.json.write_text(json.dumps(results))
+        options.json.write_text(json.dumps({"device": device, "results": results, "figures": lines}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 detected."""
 
 import copy
+import json
 import pathlib
 import sys
 
@@ -11,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 
-from rig import compare, data, judge, judge_gradients, shapes  # noqa: E402
+import serving as serving_bench  # noqa: E402
+from rig import compare, data, judge, judge_gradients, serving, shapes  # noqa: E402
 
 Cell = shapes.Cell
 PROBLEMS = {
@@ -149,3 +151,35 @@ def test_twice_the_errors_of_others_are_allowed():
     assert compare.is_right([0.02, 0.06], [0.01], [0.005, 0.03])
     assert compare.is_right([0.02, 0.03], [0.01]) and not compare.is_right([0.02, 0.04], [0.01])  # only the gradients
     assert compare.is_right([0.03]) and not compare.is_right([0.04]) and not compare.is_right([float("nan")], [0.01])
+
+
+SERVING = {
+    "decode": lambda: serving.Decode(2, 80, 4, 2, 16),
+    "mixed": lambda: serving.Mixed({"heads": 4, "heads_k": 2, "head_dim": 16, "requests": [(1, 70), (9, 30), (3, 3)]}),
+    "shared": lambda: serving.Shared(3, 64, 20, 4, 2, 16),
+}
+
+
+@pytest.mark.parametrize("problem", SERVING)
+def test_serving_calls_are_right(monkeypatch, problem):
+    monkeypatch.setattr(serving, "DEVICE", "cpu")
+    x = SERVING[problem]()
+    exact = x.exact()
+    for name, make in x.calls().items():
+        error = (make()().double() - exact).abs().max() / exact.abs().max()
+        assert error <= serving_bench.WRONG, name
+
+
+def test_serving_figures():
+    medians = {"bulk read": 8.0, "pages 16": 10.0, "pages 16, append": 11.0, "FA3 pages 16": 12.0}
+    result = {"problem": "64 x 4k", "medians": medians, "best_peer": 12.0}
+    lines = {(line["figure"], line["call"]): line for line in serving_bench.figures([result])}
+    assert len(lines) == 3
+    assert lines["decode, of the read limit", "pages 16"]["reached"] is None
+    assert lines["decode, of the best peer", "pages 16"]["reached"] == "aim"
+    assert lines["append and rotary", "pages 16, append"]["ratio"] == pytest.approx(10 / 11)
+
+
+def test_serving_trace_is_drawn():
+    trace = json.loads(serving_bench.TRACE.read_text())
+    assert trace == json.loads(json.dumps(serving_bench.draw_trace(trace["seed"])))

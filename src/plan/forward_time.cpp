@@ -55,7 +55,8 @@ double predict(const Problem& p, const ForwardTiles& t, const ForwardTimes& time
   const double share = p.seqlen_q * t.pack_gqa <= 64 ? tuning.one_warpgroup : 1;
   const double bytes = 2.0 * static_cast<double>(p.batch * p.heads_k * n_blocks.last * t.tile_n) *
                        static_cast<double>(p.head_dim + p.head_dim_v);
-  double time = tuning.launch + std::max(iterations * times.iteration * share, bytes / tuning.read_rate);
+  const double iteration = std::max(times.iteration * share, times.load);
+  double time = tuning.launch + std::max(iterations * iteration, bytes / tuning.read_rate);
   if (splits > 1) {
     const double results = 4.0 * count / tiles * static_cast<double>(p.batch * p.seqlen_q * p.heads_q * p.head_dim_v);
     time += tuning.combine + parts * tuning.combine_split + results / tuning.combine_rate;

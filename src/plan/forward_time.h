@@ -9,9 +9,10 @@
 
 namespace tandem::plan {
 
-// Microseconds of a CTA's iteration, and the iterations that the begin and the end of a tile take together.
+// Microseconds of a CTA's iteration, and the iterations that the begin and the end of a tile take together. load: the
+// least microseconds in which a CTA loads an iteration's keys and values.
 struct ForwardTimes {
-  double iteration, tile;
+  double iteration, tile, load = 0;
 };
 
 struct ForwardTiles {

@@ -67,13 +67,14 @@ struct Sm90ForwardConfig {
   // probabilities. Score options together with dropout leave no registers.
   constexpr bool q_in_registers() const {
     if (options.dropout && (has_score_mod() || options.bias != Bias::none)) return false;
-    return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - (registers() > 160 ? 40 : 28);
+    const int others = registers() <= 160 ? 28 : copy_registers() > kCopyRegisters ? 48 : 40;
+    return head_dim / 4 + head_dim_v / 2 + tile_n / 2 + tile_n / 4 <= registers() - others;
   }
   // Registers per MMA thread, after the loading warpgroup has released its own and kept a few. The loading warpgroup
   // keeps more if all its warps copy.
   constexpr int registers() const {
     const int most = (all_registers() - 128 * kLoadRegisters) / (128 * warpgroups) / 8 * 8;
-    const int beside_copies = (all_registers() - 128 * kCopyRegisters) / (128 * warpgroups) / 8 * 8;
+    const int beside_copies = (all_registers() - 128 * copy_registers()) / (128 * warpgroups) / 8 * 8;
     const int own = warps_copy() ? beside_copies : most;
     return options.bias != Bias::none || own < 240 ? own : 240;
   }
@@ -81,6 +82,10 @@ struct Sm90ForwardConfig {
     const int rest = (all_registers() / 128 - warpgroups * registers()) / 8 * 8;
     if (gathers_pages) return rest < 64 ? rest : 64;
     return options.bias != Bias::none ? rest : kLoadRegisters;
+  }
+  // Copies of pages with a window, or with splits of the device, need more registers.
+  constexpr int copy_registers() const {
+    return gathers_pages && (options.bounded_left || device_splits) ? 56 : kCopyRegisters;
   }
   constexpr bool warps_copy() const { return options.bias != Bias::none || gathers_pages; }
   // Arrivals that make keys or values available: 1 and the bytes of TMA, or each copying thread.

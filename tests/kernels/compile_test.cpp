@@ -218,7 +218,7 @@ TEST_F(KernelsCompile, Pages) {
     return p;
   };
   std::vector<Choice> choices;
-  for (const int shape : {1, 2, 4}) {
+  for (const int shape : {1, 2, 4, 5}) {
     for (const int type : {0, 1}) {
       Choice choice{};
       choice[kShape] = shape;

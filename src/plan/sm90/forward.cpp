@@ -124,9 +124,9 @@ ForwardTimes forward_times_of(const Sm90ForwardConfig& t) {
 
 bool gathers_pages(const Problem& p, const Sm90ForwardConfig& t) {
   constexpr int64_t kSmallPage = 64, kUnit = PagedValues::kUnit, kFar = int64_t{1} << 32;
-  // Other options leave too few registers to the loading warpgroup.
+  // Other scores leave too few registers to the loading warpgroup.
   const ScoreOptions& o = t.options;
-  const bool plain = !o.bounded_left && !o.dropout && !o.mask_mod && o.bias == Bias::none && !o.changes_products();
+  const bool plain = !o.mask_mod && o.bias == Bias::none && !o.changes_products();
   if (!p.page_table || p.page_table.page_size >= kSmallPage || !plain || t.warpgroups > 2) return false;
   return std::ranges::all_of(std::array{&p.k, &p.v}, [&](const View* view) {
     const int64_t strides[] = {view->batch, view->row, view->head};

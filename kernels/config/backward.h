@@ -7,6 +7,7 @@
 // dk and dv 64 keys.
 struct BackwardParams : ForwardParams {
   TensorMap dout, dk, dv;
+  TensorMap qt, kt;  // two_cta_ring(): boxes of 32 columns, 128 rows
 
   const void *out_given, *dout_data;  // inputs of delta
   long long dout_batch, dout_row, dout_head;

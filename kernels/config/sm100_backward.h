@@ -32,6 +32,8 @@ struct Sm100BackwardConfig {
   constexpr int tile_n() const { return ctas() * kCtaKeys; }
   static constexpr int threads() { return 512; }
   constexpr bool two_pass() const { return accumulators != Accumulators::both; }
+  // A CTA pair with wide keys. S and dP share columns, and queries and dout share a ring.
+  constexpr bool two_cta_ring() const { return two_cta && head_dim > kCtaKeys; }
   constexpr bool makes_dk() const { return accumulators != Accumulators::dv; }
   constexpr bool makes_dv() const { return accumulators != Accumulators::dk; }
   constexpr Sm100BackwardConfig for_dv() const {
@@ -78,8 +80,9 @@ struct Sm100BackwardConfig {
 
   // dq of an iteration is added to global memory in parts, one row per thread.
   constexpr int dq_part_columns() const { return two_cta || two_pass() || head_dim % 32 != 0 ? 16 : 32; }
-  // The maximum number of dq columns that a thread loads at once; more spill.
-  constexpr int dq_loaded_columns() const { return two_pass() ? 48 : 64; }
+  // The maximum number of dq columns that a thread loads at once; more spill. Dropout needs the registers elsewhere.
+  constexpr bool loads_dq_at_once() const { return two_cta_ring() && !options.dropout && !kSm103; }
+  constexpr int dq_loaded_columns() const { return two_pass() ? 48 : loads_dq_at_once() ? dq_columns() : 64; }
   constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
   constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
   constexpr int dq_columns() const { return head_dim / ctas(); }  // per thread
@@ -115,9 +118,17 @@ struct Sm100BackwardConfig {
   //    128  dP, dS, dQ    [128]           S, P   [128]
   //    256  dK            [head_dim]      dV     [head_dim_v]
   static constexpr int kTmemColumns = 512;
+  // With two_cta_ring() S and dP overlap by a half. The next S follows when the first half of dP has been read:
+  //
+  //    0    S, P          [64]
+  //    64   S, dP, dQ     [64]; dQ has the 96 columns before dV
+  //    128  dP, dS, dQ    [64]
+  //    192  dV            [128]
+  //    320  dK            [192]
   static constexpr unsigned tmem_s() { return 0; }
-  static constexpr unsigned tmem_dp() { return tile_m; }
-  static constexpr unsigned tmem_dv() { return 2 * tile_m; }
+  constexpr unsigned tmem_dp() const { return two_cta_ring() ? tile_m / 2 : tile_m; }
+  constexpr unsigned tmem_ds() const { return two_cta_ring() ? tile_m : tmem_dp(); }
+  constexpr unsigned tmem_dv() const { return tmem_dp() + tile_m; }
   constexpr int s_slots() const { return accumulators == Accumulators::dv ? 2 : 1; }
   // Signals per iteration for P. A CTA pair signals each run, so that dV begins with the first run.
   constexpr int p_parts() const { return two_cta ? 2 : s_slots(); }
@@ -131,6 +142,7 @@ struct Sm100BackwardConfig {
   }
   constexpr unsigned tmem_dq(int piece = 0) const {
     if (two_pass()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
+    if (two_cta_ring()) return tmem_dv() - dq_columns();
     if (two_cta) return tmem_s() + tile_m / 2;
     return dq_has_place() ? tmem_dk() + dk_columns() : tmem_dp();
   }
@@ -138,9 +150,9 @@ struct Sm100BackwardConfig {
   constexpr bool reads_scores_ahead() const { return accumulators == Accumulators::dk || two_cta; }
   constexpr bool tmem_fits() const {
     if (two_pass()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
-    return tmem_dk() + dk_columns() <= kTmemColumns && head_dim <= tile_m;
+    return tmem_dk() + dk_columns() <= kTmemColumns && (head_dim <= tile_m || two_cta_ring());
   }
-  // The column of P or dS of a warpgroup's run of 32 queries. P and dS overwrite the warpgroup's first run of S or dP.
+  // The column of P or dS of a warpgroup's run of 32 queries. P and dS overwrite a run of S or dP of the warpgroup.
   constexpr unsigned tmem_rounded(unsigned at, int warpgroup, int run) const {
     return at + run_begin(warpgroup, 0) + run * (kRun / 2);
   }
@@ -159,9 +171,12 @@ struct Sm100BackwardConfig {
 
   // In two passes queries and dout are loaded in blocks of 64 columns, once for every product that reads them. Shared
   // memory holds kTwoPassBlocks of these blocks. The dv pass leaves one block unused: barriers of the dk pass may still
-  // receive arrivals there.
+  // receive arrivals there. A CTA pair's blocks have half of the bytes: 64 rows of 64 columns or 128 rows of 32.
   static constexpr int kTwoPassBlocks = 14;
+  constexpr bool has_ring() const { return two_pass() || two_cta_ring(); }
+  constexpr int ring_block_bytes() const { return kBlockBytes / ctas(); }
   constexpr int ring_blocks() const {
+    if (two_cta_ring()) return ctas() * (kTwoCtaBlocks - 2 * k_blocks() - v_blocks() - tile_m / 64 - 1);
     if (!two_pass()) return 1;
     const int for_dk = v_blocks() + tile_m / 64 + dq_stages_bytes() / kBlockBytes;
     return kTwoPassBlocks - k_blocks() - (makes_dk() ? for_dk : 1);
@@ -192,15 +207,18 @@ struct Sm100BackwardConfig {
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
   // Registers per thread, by role. The compiler needs more for the products of sm_103a.
-  constexpr int compute_registers() const { return !kSm103 ? 184 : two_pass() ? 176 : two_cta ? 160 : 168; }
-  static constexpr int dq_registers() { return kSm103 ? 72 : 88; }
-  constexpr int other_registers() const { return !kSm103 ? 56 : two_pass() ? 88 : two_cta ? 120 : 104; }
+  constexpr int compute_registers() const {
+    if (!kSm103) return loads_dq_at_once() ? 168 : 184;
+    return two_pass() ? 176 : two_cta && !has_ring() ? 160 : 168;
+  }
+  constexpr int dq_registers() const { return loads_dq_at_once() ? 120 : kSm103 && !two_cta_ring() ? 72 : 88; }
+  constexpr int other_registers() const { return !kSm103 ? 56 : has_ring() ? 88 : two_cta ? 120 : 104; }
   constexpr bool registers_fit() const {
     return kComputing * compute_registers() + dq_registers() + other_registers() <= 65536 / 128;
   }
 
   constexpr bool fits() const {
-    if (two_cta && (head_dim != 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;
+    if (two_cta && (head_dim < 128 || head_dim_v != 128 || q_stages + dout_stages > 2)) return false;
     const int step = two_cta || two_pass() ? 64 : 16;
     return !(two_cta && two_pass()) && head_dim % step == 0 && head_dim_v % step == 0 && tmem_fits() &&
            ring_blocks() > 0 && smem_bytes() <= kMaxSmemBytes;

@@ -7,12 +7,12 @@ struct alignas(16) Chunk {
   u32 x[4];
 };
 
-// Sets rows [begin, rows) of blocks of 64 columns to zero.
+// Sets rows [begin, rows) of blocks of 64 columns to zero. kChunks: 16 bytes each, per row.
+template <int kChunks = 8>
 TANDEM_DEVICE void zero_rows(u16* blocks, int rows, int columns, int begin, int thread, int threads) {
-  constexpr int kChunks = 8;  // 16 bytes each, per row
   auto* const chunks = reinterpret_cast<Chunk*>(blocks);
 #pragma unroll 1
-  for (int block = 0; block < columns / 64; ++block)
+  for (int block = 0; block < columns / (8 * kChunks); ++block)
 #pragma unroll 1
     for (int i = begin * kChunks + thread; i < rows * kChunks; i += threads)
       chunks[block * rows * kChunks + i] = {0, 0, 0, 0};

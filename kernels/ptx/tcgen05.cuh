@@ -88,12 +88,14 @@ TANDEM_DEVICE void tmem_store(u32 address, const float (&x)[32]) {
 }
 TANDEM_DEVICE void tmem_wait_store() { asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory"); }
 
-// Shared memory descriptor of 16-bit elements in rows of 64 with TMA's 128-byte swizzle (PTX ISA "Shared memory
-// descriptor"). stride_bytes: from 8 rows to the next 8. leading_bytes: from 64 columns to the next 64 of a transposed
-// operand, whose rows lie along the inner dimension; else unused.
-TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes) {
+// Shared memory descriptor of 16-bit elements in rows of 64 or 32, with TMA's swizzle of 128 or 64 bytes (PTX ISA
+// "Shared memory descriptor"). stride_bytes: from 8 rows to the next 8. leading_bytes: from the columns of one row to
+// the next columns of a transposed operand, whose rows lie along the inner dimension; else unused.
+enum class SmemSwizzle : u64 { b128 = 2, b64 = 4 };
+TANDEM_DEVICE u64 tcgen05_smem_desc(u32 address, u32 leading_bytes, u32 stride_bytes,
+                                    SmemSwizzle swizzle = SmemSwizzle::b128) {
   return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
-         static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 46 | u64{2} << 61;
+         static_cast<u64>(stride_bytes >> 4) << 32 | u64{1} << 46 | static_cast<u64>(swizzle) << 61;
 }
 // Operand layouts in BLAS terms for row-major matrices: n is rows x columns, t is transposed. q k^T with keys in rows
 // is nt, p v with values in rows is nn. An operand a in tensor memory is never transposed.

@@ -27,10 +27,10 @@ View dout_of(const Problem& p, const BackwardParams& params) {
 
 void add_maps(const Problem& p, const BackwardKernel& tile, BackwardParams* params, Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const View& view, bool packed, int64_t rows, int64_t heads, int64_t head_dim,
-                       int box) {
+                       int box, gpu::Swizzle swizzle = gpu::Swizzle::b128) {
     if (!view || rows == 0 || heads == 0 || view.dtype != p.dtype) return;  // float32 is stored from registers
-    const MapDimensions dimensions = arguments->add_map(place, view.data, p.dtype);
-    dimensions.add(head_dim, 1, dimensions.columns())
+    const MapDimensions dimensions = arguments->add_map(place, view.data, p.dtype, swizzle);
+    dimensions.add(head_dim, 1, dimensions.columns() / (swizzle == gpu::Swizzle::b64 ? 2 : 1))
         .add(rows, view.row, box)
         .add(heads, view.head, 1)
         .add(packed ? 1 : p.batch, view.batch, 1);
@@ -41,6 +41,10 @@ void add_maps(const Problem& p, const BackwardKernel& tile, BackwardParams* para
   map(&params->dout, dout_of(p, *params), packed_q, rows_q, p.heads_q, p.head_dim_v, tile.q_box);
   map(&params->k, p.k, packed_k, rows_k, p.heads_k, p.head_dim, tile.k_box);
   map(&params->v, p.v, packed_k, rows_k, p.heads_k, p.head_dim_v, tile.k_box);
+  if (tile.two_cta_ring) {
+    map(&params->qt, p.q, packed_q, rows_q, p.heads_q, p.head_dim, tile.tile_m, gpu::Swizzle::b64);
+    map(&params->kt, p.k, packed_k, rows_k, p.heads_k, p.head_dim, tile.k_box, gpu::Swizzle::b64);
+  }
   if (!tile.stores_dkv_by_tma) return;
   map(&params->dk, p.dk, packed_k, rows_k, p.heads_k, p.head_dim, 64);
   map(&params->dv, p.dv, packed_k, rows_k, p.heads_k, p.head_dim_v, 64);

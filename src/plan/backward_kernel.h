@@ -24,6 +24,7 @@ struct BackwardKernel {
   BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
       : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {
     stores_dkv_by_tma = true;
+    two_cta_ring = t.two_cta_ring();
   }
 
   operator const Configuration&() const { return kernel; }  // NOLINT(google-explicit-constructor): it is one
@@ -48,6 +49,7 @@ struct BackwardKernel {
   bool stores_dkv_by_tma = false;          // dk and dv have tensor maps: TMA stores them
   bool ds_gmem = false;                    // dS goes to global memory
   bool short_q = false;                    // few queries per head
+  bool two_cta_ring = false;               // q and k also have tensor maps with boxes of 32 columns
   bool two_pass;                           // dk and dv use two passes
   bool captured;                           // has gradients of score_mod's tensors: EntryId::captured
   bool captured_per_score = false;         // the main kernel computes these; the entry does nothing

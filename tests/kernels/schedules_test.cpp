@@ -215,7 +215,8 @@ TEST(KernelsSchedules, SwitchesOfBlackwell) {
   const std::string flags = "--dtype bf16 --gradients qkv --heads-q 2 --heads-k 1 --seqlen-q 140 --seqlen-k 270 ";
   const std::vector<std::string> cases = {
       flags + "--head-dim 80 --head-dim-v 112 --causal 1", flags + "--head-dim 128 --head-dim-v 128",
-      flags + "--head-dim 24 --head-dim-v 160 --left 90", flags + "--head-dim 192 --head-dim-v 192 --causal 1"};
+      flags + "--head-dim 24 --head-dim-v 160 --left 90", flags + "--head-dim 192 --head-dim-v 192 --causal 1",
+      flags + "--head-dim 160 --head-dim-v 96 --causal 1"};
   for (const std::string switches :
        {"exact_n", "no_two_cta", "wait_products", "no_two_cta,wait_products,exact_n", "no_clc,no_overlap"}) {
     SCOPED_TRACE(switches);

@@ -11,15 +11,21 @@
 // Additional storage of a CTA pair. A product needs half of the rows of one operand and half of the columns of the
 // other. Queries and dout are therefore loaded twice: 64 rows of all columns for S and dP, all rows of 64 columns for
 // dK and dV.
-template <Sm100BackwardConfig T, bool = T.two_cta>
+template <Sm100BackwardConfig T, bool = T.two_cta, bool = T.two_cta_ring()>
 struct TwoCtaShared {
   static constexpr int kColumns = 64;
   alignas(1024) u16 kt[T.tile_n() * kColumns];  // operand of dQ: all keys of the pair
   alignas(1024) u16 qt[T.tile_m * kColumns], doutt[T.tile_m * kColumns];
   alignas(1024) u16 ds_sent[T.kCtaKeys * kColumns];  // dS of the other CTA's queries, to be sent
 };
+// kt has blocks of 32 columns, because a CTA's 96 columns are no multiple of 64.
 template <Sm100BackwardConfig T>
-struct TwoCtaShared<T, false> {};
+struct TwoCtaShared<T, true, true> {
+  alignas(1024) u16 kt[T.tile_n() * T.dq_columns()];
+  alignas(1024) u16 ds_sent[T.kCtaKeys * 64];
+};
+template <Sm100BackwardConfig T>
+struct TwoCtaShared<T, false, false> {};
 template <Sm100BackwardConfig T>
 struct TwoCtaBarriers {
   // The TMA barriers expect 1 arrival. The leader's barriers marked * expect one arrival of each CTA, or 1 and the
@@ -27,14 +33,15 @@ struct TwoCtaBarriers {
   alignas(8) u64 kt_tma_full, qt_tma_full, doutt_tma_full;
   u64 kt_peer_full, qt_peer_full, doutt_peer_full;  // *
   u64 qt_empty, doutt_empty;
+  u64 dp_half_empty;              // 4 warps each; ring: half of dP was read
   u64 ds_written;                 // 4 warps: this CTA's half of dS for its own dQ is written
   u64 ds_tma_full, ds_peer_full;  // dS received (bytes); leader: the peer has its dS
   u64 tile_signalled, tile_read;  // next tile's number received; leader: read by other CTA
   int next_tile;
 };
 
-// Operands of products, and results before their stores. In two passes queries and dout share one ring.
-template <Sm100BackwardConfig T, Accumulators = T.accumulators>
+// Operands of products, and results before their stores. With a ring, queries and dout share it.
+template <Sm100BackwardConfig T, bool has_ring = T.has_ring(), bool of_dk = T.makes_dk()>
 struct Operands {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
   alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
@@ -44,17 +51,17 @@ struct Operands {
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // in fragment order
 };
 template <Sm100BackwardConfig T>
-struct Operands<T, Accumulators::dk> {
+struct Operands<T, true, true> {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
   alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
   alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];
-  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];
+  alignas(1024) u16 ring[T.ring_blocks()][T.ring_block_bytes() / 2];
 };
 template <Sm100BackwardConfig T>
-struct Operands<T, Accumulators::dv> {
+struct Operands<T, true, false> {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
-  alignas(1024) u16 ring[T.ring_blocks()][T.tile_m * 64];  // reused to stage dv at the end of a tile
+  alignas(1024) u16 ring[T.ring_blocks()][T.ring_block_bytes() / 2];  // reused to stage dv at the end of a tile
 };
 
 template <Sm100BackwardConfig T>
@@ -75,7 +82,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
   u64 dv_ready;                                              // dv pass: dv of the tile is complete
   u64 lse_delta_tma_full[2], lse_delta_empty[2];             // T.lse_delta_alone(); empty: by commit, unused in a pair
-  // barriers of the two passes' ring
+  // barriers of the ring
   u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
   // Operands that have arrived and are zeroed beyond the sequence.
   u64 k_peer_full, v_peer_full, q_peer_full[T.q_stages], dout_peer_full[T.dout_stages];
@@ -91,7 +98,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   TANDEM_DEVICE u64* v_full() { return T.has_relay_warp() ? &v_peer_full : &v_tma_full; }
   TANDEM_DEVICE u64* q_full(u32 slot) { return kPeerFull ? &q_peer_full[slot] : &q_tma_full[slot]; }
   TANDEM_DEVICE u64* dout_full(u32 slot) { return kPeerFull ? &dout_peer_full[slot] : &dout_tma_full[slot]; }
-  TANDEM_DEVICE u64* ring_full(u32 slot) { return T.has_relay_warp() ? &ring_peer_full[slot] : &ring_tma_full[slot]; }
+  TANDEM_DEVICE u64* ring_full(u32 slot) { return kPeerFull ? &ring_peer_full[slot] : &ring_tma_full[slot]; }
 };
 
 // The index of the CTA's first key.
@@ -152,6 +159,26 @@ TANDEM_DEVICE void in_order(const MBlockIterator<T>& first, Visitor& visit) {
   }
 }
 
+// CTA pair with a ring: calls the visitor that loads, zeroes or multiplies operands, in the order of issue. S, dV and
+// dP run one iteration before dK and dQ. dV comes in halves of the queries; one half is multiplied while dQ is read.
+template <class Iterator, class Visitor>
+TANDEM_DEVICE void in_pair_order(const Iterator& first, Visitor& visit) {
+  Iterator next = first, sum = first;
+#pragma unroll 1
+  for (bool more = true; more;) {
+    const bool sums = next.left < first.left;
+    more = next.left > 0;
+    if (more) visit.scores(next);
+    if (sums) visit.dk(sum);
+    if (sums) visit.dq(!more);
+    if (more) visit.dv(next, 0);
+    if (more) visit.dp(next);
+    if (more) visit.dv(next, 1);
+    if (sums) sum.advance();
+    next.advance();
+  }
+}
+
 // One thread calls this function. kernel.cuh lists the arrivals.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
@@ -172,8 +199,11 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   }
   if constexpr (T.two_pass()) {
     for (u64* barrier : {&s.lse_delta_empty[0], &s.lse_delta_empty[1]}) mbarrier_init(barrier, 1);
+  }
+  if constexpr (T.has_ring()) {
     for (int i = 0; i < T.ring_blocks(); ++i) {
-      for (u64* barrier : {&s.ring_tma_full[i], &s.ring_peer_full[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+      for (u64* barrier : {&s.ring_tma_full[i], &s.ring_empty[i]}) mbarrier_init(barrier, 1);
+      mbarrier_init(&s.ring_peer_full[i], kPeers);
     }
   }
   if constexpr (T.reads_scores_ahead()) mbarrier_init(&s.s_empty, kComputeWarps * ctas);
@@ -185,6 +215,7 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
     for (u64* barrier : {&s.two_cta.kt_peer_full, &s.two_cta.qt_peer_full, &s.two_cta.doutt_peer_full})
       mbarrier_init(barrier, kPeers);
     mbarrier_init(&s.two_cta.ds_written, 4);
+    mbarrier_init(&s.two_cta.dp_half_empty, kComputeWarps * ctas);
   }
   mbarrier_init(&s.kv_empty, s.kTileWarps);
   for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);

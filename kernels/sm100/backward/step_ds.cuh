@@ -36,8 +36,8 @@ struct DsRow {
   int at;
 };
 
-// Computes dS of an iteration from dP at column dp_at, and overwrites dP; also stores it to shared memory in chunks of
-// 16 bytes. Returns the thread's sum if the caller needs it.
+// Computes dS of an iteration from dP at column dp_at, and overwrites dP (two_cta_ring: its second half). dS also goes
+// to shared memory in chunks of 16 bytes. Returns the thread's sum if the caller needs it.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const StepAt<T>& at, SharedStorage<T>& s,
                             u32 dp_at, const DsRow& row, u32 steps) {
@@ -49,23 +49,27 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     for (int n = 0; n < 4; ++n)
       row.smem[row.at ^ (4 * c + n)] = {{ds[c][4 * n], ds[c][4 * n + 1], ds[c][4 * n + 2], ds[c][4 * n + 3]}};
   };
+  constexpr bool kDqAfterDp = T.two_cta && !T.two_cta_ring();  // the product of the previous dQ may still read dS
+  auto store_ds = [&](int c) { tmem_store(dp_at + (T.tmem_ds() - T.tmem_dp()) + c * (kChunk / 2), ds[c]); };
 #pragma unroll
   for (int c = 0; c < kChunks; ++c) {
     float dp[kChunk];
     tmem_load(dp, dp_at + c * StepAt<T>::kNextRun);
     tmem_wait_load(dp);
+    if (T.two_cta_ring()) c == 0 ? signal<T>(&s.two_cta.dp_half_empty) : store_ds(0);
     make_ds(ds[c], x[c], dp, at, c, sum);
-    tmem_store(dp_at + c * (kChunk / 2), ds[c]);
-    if constexpr (!T.two_cta) write_ds(c);
+    if (!T.two_cta_ring() || c > 0) store_ds(c);
+    if constexpr (!kDqAfterDp) write_ds(c);
+    if (T.options.dropout) __syncwarp();
   }
-  if constexpr (T.two_cta) {
-    fence_proxy_async();  // TMA may overwrite lse and delta after dK
-    signal<T>(&s.ds_ready);
+  fence_proxy_async();  // also because TMA may overwrite lse and delta after dK
+  if constexpr (T.two_cta) signal<T>(&s.ds_ready);
+  if constexpr (kDqAfterDp) {
     mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // previous dQ has read dS, in both CTAs
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) write_ds(c);
+    fence_proxy_async();
   }
-  fence_proxy_async();
   if constexpr (!T.captured_per_tile) return 0;
   float even, odd;
   split(sum, &even, &odd);

@@ -10,6 +10,9 @@
 //             | dQ = dS' K          | second half                     |
 //             | dV += P' dO'        |                                 | dQ to shared memory
 //             | S'' ...             | dS' = P' (dP' - delta)          | added to memory
+//
+// With wide keys (T.two_cta_ring()) S, dP and dQ share 192 columns of tensor memory. The order is then S', dK, dQ, half
+// of dV, dP', half of dV. S' follows when half of dP has been read, and dP' when dQ has been read.
 #pragma once
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
@@ -49,6 +52,10 @@ struct TwoCtaProducts {
   TANDEM_DEVICE static u64 rows_16(int c) { return static_cast<u64>(c * (2048 >> 4)); }
   TANDEM_DEVICE static u64 by_columns(const u16* at) { return tcgen05_smem_desc(shared_address(at), kBlock, 1024); }
   TANDEM_DEVICE static u64 by_rows(const u16* at) { return tcgen05_smem_desc(shared_address(at), 0, 1024); }
+  // Blocks of 32 columns.
+  TANDEM_DEVICE static u64 by_32_columns(const u16* at, int rows) {
+    return tcgen05_smem_desc(shared_address(at), rows * 64, 512, SmemSwizzle::b64);
+  }
 
   TANDEM_DEVICE void mma_s() {
     wait_peer_full(s.q_full(0), scores & 1);
@@ -88,7 +95,7 @@ struct TwoCtaProducts {
     const u64 q = by_columns(s.qt);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
-      tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_dp(), c), q + rows_16(c), kDkProduct, !first || c > 0);
+      tcgen05_mma_ts<2>(T.tmem_dk(), T.tmem_operand(T.tmem_ds(), c), q + rows_16(c), kDkProduct, !first || c > 0);
     tcgen05_commit<2>(&s.two_cta.qt_empty);
     if (T.wait_products) wait(&s.two_cta.qt_empty, summed & 1);
   }
@@ -102,10 +109,10 @@ struct TwoCtaProducts {
     } else {
       wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites the next iteration's scores
     }
-    const u64 ds = by_columns(s.ds), k = by_columns(s.kt);
+    const u64 ds = by_columns(s.ds), k = T.two_cta_ring() ? by_32_columns(s.kt, T.tile_n()) : by_columns(s.kt);
 #pragma unroll
     for (int c = 0; c < T.tile_n() / 16; ++c)
-      tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
+      tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c) / (T.two_cta_ring() ? 2 : 1), kDqProduct, c > 0);
     tcgen05_commit<2>(s.dq_ready);
     ++summed;
   }
@@ -127,9 +134,86 @@ struct TwoCtaProducts {
   }
 };
 
+// The products with a ring of queries and dout, as a visitor of in_pair_order().
+template <Sm100BackwardConfig T>
+struct TwoCtaRingProducts : TwoCtaProducts<T> {
+  using Base = TwoCtaProducts<T>;
+  using Base::s, Base::summed, Base::wait, Base::rows_16;
+
+  PipelineState<T.ring_blocks()> ring;
+  int count = 0;  // iterations of the tile
+
+  // Issues multiply(block) after the next block has arrived; the block is free when the product is complete.
+  template <class Multiply>
+  TANDEM_DEVICE void with_block(Multiply&& multiply) {
+    Base::wait_peer_full(s.ring_full(ring.index), ring.phase);
+    multiply(s.ring[ring.index]);
+    tcgen05_commit<2>(&s.ring_empty[ring.index]);
+    if (T.wait_products) wait(&s.ring_empty[ring.index], ring.phase);
+    ring.advance();
+  }
+  // Computes S or dP: keys in rows, summed over columns.
+  TANDEM_DEVICE void multiply_rows(u32 to, const u16* keys, int columns) {
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 64) {
+      with_block([&](const u16* block) {
+        const u64 a = Base::by_rows(keys + c * T.kCtaKeys), b = Base::by_rows(block);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) tcgen05_mma_ss<2>(to, a + 2 * k, b + 2 * k, Base::kScoreProduct, c > 0 || k > 0);
+      });
+    }
+  }
+  struct Steps {
+    int left;
+    TANDEM_DEVICE void advance() { --left; }
+  };
+  TANDEM_DEVICE void scores(const Steps&) {
+    wait(s.dq_empty, (summed & 1) ^ 1);
+    wait(&s.two_cta.dp_half_empty, (Base::scores & 1) ^ 1);
+    multiply_rows(T.tmem_s(), s.k, T.head_dim);
+    tcgen05_commit<2>(s.s_ready);
+    ++Base::scores;
+  }
+  TANDEM_DEVICE void dv(const Steps& step, int half) {
+    wait(&s.p_ready[half], (Base::scores & 1) ^ 1);
+    with_block([&](const u16* block) {
+      const u64 dout = Base::by_columns(block);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        tcgen05_mma_ts<2>(T.tmem_dv(), T.tmem_operand(T.tmem_s(), 4 * half + k), dout + rows_16(k), Base::kDvProduct,
+                          step.left < count || half > 0 || k > 0);
+    });
+  }
+  TANDEM_DEVICE void dp(const Steps&) {
+    wait(s.dq_empty, (summed & 1) ^ 1);
+    multiply_rows(T.tmem_dp(), s.v, T.head_dim_v);
+    tcgen05_commit<2>(&s.dp_ready);
+  }
+  TANDEM_DEVICE void dk(const Steps& step) {
+    constexpr u32 kProduct = tcgen05_instr_desc(MmaLayout::nn, T.options.f16, T.tile_n(), 64);
+    wait(&s.ds_ready, summed & 1);
+#pragma unroll 1
+    for (int c = 0; c < T.head_dim; c += 64) {
+      with_block([&](const u16* block) {
+        const u64 q = Base::by_32_columns(block, T.tile_m);
+#pragma unroll
+        for (int k = 0; k < Base::kSteps; ++k)
+          tcgen05_mma_ts<2>(T.tmem_dk() + c, T.tmem_operand(T.tmem_ds(), k), q + rows_16(k) / 2, kProduct,
+                            step.left < count || k > 0);
+      });
+    }
+  }
+  TANDEM_DEVICE void dq(bool last) { Base::mma_dq(last); }
+
+  TANDEM_DEVICE void multiply(int iterations) {
+    count = iterations;
+    in_pair_order(Steps{count}, *this);
+  }
+};
+
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void mainloop_two_cta_mma(const BackwardParams& p, SharedStorage<T>& s) {
-  TwoCtaProducts<T> products{s};
+  typename OneOf<T.two_cta_ring(), TwoCtaRingProducts<T>, TwoCtaProducts<T>>::Type products{s};
   for (u32 tile_idx = 0;; ++tile_idx) {
     products.wait_peer_full(&s.k_peer_full, tile_idx & 1);
     const NBlockWork tile = s.tile;

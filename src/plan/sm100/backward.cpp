@@ -1,5 +1,7 @@
 #include "plan/sm100/backward.h"
 
+#include <algorithm>
+
 #include "plan/arithmetic.h"
 #include "plan/backward_needs.h"
 #include "plan/forward.h"
@@ -8,10 +10,11 @@ namespace tandem::plan {
 namespace {
 
 // Returns true if two CTAs share each MMA. An iteration then moves less data through shared memory, but an n_block is
-// twice as long. A longer n_block has more hidden keys, and the last wave may be emptier. The result is false for
-// batch_invariant. The function assumes a whole B200, because bits must not depend on the available SMs.
+// twice as long. A longer n_block has more hidden keys, and the last wave may be emptier. With batch_invariant the
+// choice is by head_dim alone. The function assumes a whole B200, because bits must not depend on the available SMs.
 bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
   constexpr int64_t kKeys = Sm100BackwardConfig::kCtaKeys;
+  if (p.head_dim > 128 && p.head_dim <= 192 && p.head_dim_v <= 128) return true;  // one CTA needs two passes
   const auto is_served = [](int64_t head_dim) { return head_dim > 64 && head_dim <= 128; };
   if (!is_served(p.head_dim) || !is_served(p.head_dim_v) || p.seqlen_k <= kKeys || p.batch_invariant) return false;
   const int64_t clocks = tuning.head_dim_clocks * round_up(p.head_dim, 16) +
@@ -60,8 +63,10 @@ Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100Tuning& t
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p);
   t.two_cta = tuning.switches.two_cta && uses_two_cta(p, tuning.backward);
-  set_head_dims(p, t.two_cta ? 128 : 16, &t);
+  set_head_dims(p, t.two_cta ? 64 : 16, &t);
   if (t.two_cta) {
+    t.head_dim = std::max(t.head_dim, 128);
+    t.head_dim_v = 128;
     t.q_stages = t.dout_stages = 1;
     t.dq_stages = 2;
   } else if (!set_one_cta_stages(&t)) {

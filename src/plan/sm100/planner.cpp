@@ -57,7 +57,8 @@ class Sm100Planner final : public ArchPlanner {
                            "both; ",
                            t.ring_blocks(), " and ", t.for_dv().ring_blocks(),
                            " blocks of 64 columns of queries and dout in shared memory, ")
-                     : explain_stages(t.q_stages, t.dout_stages);
+        : t.two_cta_ring() ? str_cat(t.ring_blocks(), " blocks of 8192 bytes of queries and dout in shared memory, ")
+                           : explain_stages(t.q_stages, t.dout_stages);
     return str_cat(stages, kernel.smem_bytes, " bytes of it",
                    t.two_cta ? " in each of two blocks with two-CTA products" : "", ": counted, not measured");
   }

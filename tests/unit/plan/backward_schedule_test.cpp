@@ -83,6 +83,13 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
       EXPECT_GE(t.head_dim, dim);
       EXPECT_GE(t.head_dim_v, dim_v);
       EXPECT_LT(t.head_dim, dim + (t.two_cta ? 64 : t.two_pass() ? 64 : 16));
+      const bool ring = dim > 128 && dim <= 192 && dim_v <= 128;
+      EXPECT_EQ(t.two_cta_ring(), ring) << dim << " " << dim_v;
+      if (ring) {
+        EXPECT_TRUE(t.head_dim == 192 && t.head_dim_v == 128 && !t.two_pass());
+        EXPECT_EQ(plan.launches[1].grid, 4u);  // two n_blocks of 256 keys
+        continue;
+      }
       // Two CTAs have one tile of 128 x 128, so that they are faster above some width.
       const bool narrow = dim <= 128 && dim_v <= 128;
       EXPECT_LE(t.two_cta, narrow && dim > 64 && dim_v > 64) << dim << " " << dim_v;
@@ -128,6 +135,12 @@ TEST(BackwardPlan, PairsOfBlackwell) {
   EXPECT_TRUE(pairs(dense128(100, 129, 1)));
   EXPECT_TRUE(pairs(dense128(8192, 8192, 16)));
   EXPECT_FALSE(pairs(dense128(8192, 300, 1024)));
+  // Wide keys: one CTA would need two passes.
+  for (Problem wide : {dense({.seqlen_q = 100, .seqlen_k = 100, .head_dim = 136, .head_dim_v = 8}),
+                       dense({.seqlen_q = 8192, .seqlen_k = 300, .head_dim = 192, .head_dim_v = 128})}) {
+    wide.batch_invariant = true;
+    EXPECT_TRUE(pairs(wide));
+  }
   // With batch_invariant, other sequences must not decide.
   for (Problem invariant : {dense128(8192, 8192, 16), packed({.seqlen_q = 8192, .seqlen_k = 8192}, 9000, 9000)}) {
     EXPECT_TRUE(pairs(invariant));

@@ -140,7 +140,7 @@ TANDEM_DEVICE void forward(const ForwardParams& p) {
       break;
     default:
       setmaxnreg_dec<T.other_registers()>();
-      if (role == ForwardRole::mma && elect_one()) mma(p, s);
+      if (role == ForwardRole::mma) mma(p, s);
       if (role == ForwardRole::load && elect_one()) load(p, s);
       if constexpr (T.has_relay_warp()) {
         if (role == ForwardRole::relay) relay(s);

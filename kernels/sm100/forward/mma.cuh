@@ -1,10 +1,11 @@
-// Issues the products of the Blackwell forward, by one thread (in a CTA pair by a thread of the leader).
+// Issues the products of the Blackwell forward, by one thread of a converged warp (in a CTA pair of the leader).
 #pragma once
 #include "device/block_mask.cuh"
 #include "device/pipeline_state.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05.cuh"
+#include "ptx/warp.cuh"
 #include "sm100/forward/smem.cuh"
 
 // The PV product that is issued after the next QK product.
@@ -68,6 +69,7 @@ struct Products {
   u32 q_parity[kTiles] = {}, o_parity[kTiles], pv_parity[kTiles] = {};
   Pending<T> pending[kTiles];
   bool any_pending = false;
+  const bool issues = elect_one();       // other lanes only wait
   PipelineState<T.ring_slots()> values;  // ring slot of the pending PV product
 
   TANDEM_DEVICE explicit Products(SharedStorage<T>& shared)
@@ -100,10 +102,11 @@ struct Products {
                 q_b = q + (i * T.k_blocks() + b) * (T.kTileBlockBytes >> 4);
 #pragma unroll
       for (int c = 0; c < 4 && 4 * b + c < T.head_dim / 16; ++c)
-        tcgen05_mma_ss<kCtas>(T.tmem_s(scores), q_b + c * 2, k_b + c * 2,
-                              tcgen05_instr_desc(MmaLayout::nt, T.options.f16, kRows, T.tile_n), b + c > 0);
+        if (issues)
+          tcgen05_mma_ss<kCtas>(T.tmem_s(scores), q_b + c * 2, k_b + c * 2,
+                                tcgen05_instr_desc(MmaLayout::nt, T.options.f16, kRows, T.tile_n), b + c > 0);
     }
-    tcgen05_commit<kCtas>(&s.s_ready[scores]);
+    if (issues) tcgen05_commit<kCtas>(&s.s_ready[scores]);
   }
   TANDEM_DEVICE void mma_pv(int i) {
     const Pending<T> it = pending[i];
@@ -122,21 +125,23 @@ struct Products {
         v_b = v + at.index * (T.block_bytes() >> 4);
       }
       if (c == 0 || c == T.first_part() / 16) wait(&s.p_ready[from][c > 0], it.s_ring.phase);
-      tcgen05_mma_ts<kCtas>(T.tmem_o(i), T.tmem_p(from) + 8 * c, v_b + c % (T.v_block_rows() / 16) * (2048 >> 4),
-                            tcgen05_instr_desc(MmaLayout::nn, T.options.f16, kRows, T.o_columns()),
-                            !(it.first && c == 0));
+      if (issues)
+        tcgen05_mma_ts<kCtas>(T.tmem_o(i), T.tmem_p(from) + 8 * c, v_b + c % (T.v_block_rows() / 16) * (2048 >> 4),
+                              tcgen05_instr_desc(MmaLayout::nn, T.options.f16, kRows, T.o_columns()),
+                              !(it.first && c == 0));
     }
-    if (kTiles == 1) tcgen05_commit<kCtas>(&s.o_added[i]);
-    if (it.last) tcgen05_commit<kCtas>(&s.o_full[i]);
+    if (kTiles == 1 && issues) tcgen05_commit<kCtas>(&s.o_added[i]);
+    if (it.last && issues) tcgen05_commit<kCtas>(&s.o_full[i]);
     if constexpr (T.wait_products) {  // the next scores overwrite the probabilities
-      if (kTiles > 1) tcgen05_commit_here<kCtas>(&s.o_added[i]);
+      if (kTiles > 1 && issues) tcgen05_commit_here<kCtas>(&s.o_added[i]);
       wait(&s.o_added[i], pv_parity[i]);
       pv_parity[i] ^= 1;
     }
   }
   TANDEM_DEVICE void release(PipelineState<T.ring_slots()> at, int blocks) {
 #pragma unroll
-    for (int b = 0; b < blocks; ++b, at.advance()) tcgen05_commit<kCtas>(&s.ring_empty[at.index]);
+    for (int b = 0; b < blocks; ++b, at.advance())
+      if (issues) tcgen05_commit<kCtas>(&s.ring_empty[at.index]);
   }
   // Issues the scores' product, and returns the PV product that becomes pending.
   TANDEM_DEVICE Pending<T> begin_scores(int i, TileSteps<T>& at, PipelineState<T.ring_slots()> keys) {
@@ -146,7 +151,7 @@ struct Products {
       q_parity[i] ^= 1;
     }
     mma_qk(i, keys);
-    if (at.is_last(i)) tcgen05_commit<kCtas>(&s.q_empty[i]);
+    if (at.is_last(i) && issues) tcgen05_commit<kCtas>(&s.q_empty[i]);
     const Pending<T> now{true, at.is_first(i), at.is_last(i), s_ring[i]};
     if constexpr (T.options.block_mask) --at.left[i];
     s_ring[i].advance();
@@ -185,7 +190,8 @@ TANDEM_DEVICE void mma(const ForwardParams& p, SharedStorage<T>& s) {
     const Sm100Work& work = s.work[slot.index];
     over = work.kind == Sm100Work::Kind::over;
     TileSteps<T> at(p, work);
-    if (!over) mbarrier_arrive(&s.work_empty[slot.index]);
+    __syncwarp();  // all lanes have read the tile
+    if (!over && products.issues) mbarrier_arrive(&s.work_empty[slot.index]);
 #pragma unroll 1
     for (; at.n_block >= at.begin; --at.n_block) {
       at.read_step();

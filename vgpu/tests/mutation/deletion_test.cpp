@@ -213,5 +213,14 @@ TEST_F(Deletion, DISABLED_OfABlackwellBackward) {
   expect_survivors("blackwell backward", subjects, TANDEM_SURVIVORS "/blackwell_backward.txt", "backward");
 }
 
+TEST_F(Deletion, DISABLED_OfABlackwellBackwardWithARing) {
+  const std::string kernel = "--dtype bf16 --gradients qkv --head-dim 192 --head-dim-v 128 ";
+  std::vector<Subject> subjects =
+      subjects_of(kernel, {"--seqlen-q 260 --seqlen-k 500", "--seqlen-q 100 --seqlen-k 300 --heads-q 2 --heads-k 1"},
+                  "vgpu:b200", 2);
+  subjects.emplace_back(kernel + "--seqlen-q 200 --seqlen-k 700", 4, "vgpu:b200");
+  expect_survivors("blackwell backward, ring", subjects, TANDEM_SURVIVORS "/blackwell_backward_ring.txt", "backward");
+}
+
 }  // namespace
 }  // namespace tandem::test

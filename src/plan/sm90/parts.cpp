@@ -55,8 +55,8 @@ struct RsSizes {
     const int64_t most = visible.all()
                              ? std::max(full_l2_heads(p, config.head_dim, config.head_dim_v, order), int64_t{2})
                              : order.min_causal_heads * m_splits / p.group();
-    const int64_t together = std::clamp<int64_t>(most, 1, std::max<int64_t>(heads, 1));
-    return ceil_div(heads, ceil_div(heads, together));  // groups of nearly one size
+    const int64_t all = std::max<int64_t>(heads, 1), together = std::clamp<int64_t>(most, 1, all);
+    return ceil_div(all, ceil_div(all, together));  // groups of nearly one size
   }
 
   double predict(const RsParts& parts) const {

@@ -85,22 +85,28 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
       "--seqlen-q 200 --seqlen-k 300 --heads-q 4 --heads-k 2 --packed 1 --lengths-q 200,1,77 --lengths-k 300,129,0",
       "--seqlen-q 500 --seqlen-k 600 --heads-q 4 --heads-k 2 --dropout 0.3 --bias same --bias-shape 1hij",
   };
-  for (const char* dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 96 --head-dim-v 80 "}) {
-    for (const auto& [unsplit_tiles, m_splits, dq_splits] : {std::tuple{1, 2, 1}, {2, 3, 1}, {3, 2, 2}, {1000, 5, 1}}) {
-      plan::Tuning tuning;
-      tuning.sm90.backward.unsplit_tiles = unsplit_tiles;
-      tuning.sm90.backward.m_splits = m_splits;
-      tuning.sm90.backward.dq_splits = dq_splits;
-      tuning.sm90.backward.spt_l2_bytes = 0;
-      std::vector<std::string> cases;
-      for (const char* flags : sizes) cases.push_back(std::string("--dtype bf16 --gradients qkv ") + dims + flags);
-      for (const std::string& flags : cases) {
-        const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
-        EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
-        EXPECT_GT(schedule.split_n_blocks(), 0) << flags;
-      }
-      expect_good_with(tuning, cases);
+  const struct {
+    const char* dims;
+    int unsplit_tiles, m_splits, dq_splits;
+  } forced[] = {
+      {"--head-dim 64 --head-dim-v 64 ", 1, 2, 1},
+      {"--head-dim 64 --head-dim-v 64 ", 3, 2, 2},
+      {"--head-dim 96 --head-dim-v 80 ", 1000, 3, 1},  // one split n_block
+  };
+  for (const auto& f : forced) {
+    plan::Tuning tuning;
+    tuning.sm90.backward.unsplit_tiles = f.unsplit_tiles;
+    tuning.sm90.backward.m_splits = f.m_splits;
+    tuning.sm90.backward.dq_splits = f.dq_splits;
+    tuning.sm90.backward.spt_l2_bytes = 0;
+    std::vector<std::string> cases;
+    for (const char* flags : sizes) cases.push_back(std::string("--dtype bf16 --gradients qkv ") + f.dims + flags);
+    for (const std::string& flags : cases) {
+      const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
+      EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
+      EXPECT_GT(schedule.split_n_blocks(), 0) << flags;
     }
+    expect_good_with(tuning, cases);
   }
 }
 

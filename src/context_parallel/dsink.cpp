@@ -61,8 +61,11 @@ Status sum_on_gpu(const ShardCall& call, int64_t first, int64_t rows, HeadSums* 
 Status sum_own_rows(const ShardCall& call, std::vector<double>* sums) {
   const auto append = [&](int64_t first, int64_t rows) -> Status {
     HeadSums part;
-    if (call.engine.pool == nullptr) part = sum_on_host(call.problem, first, rows);
-    if (call.engine.pool != nullptr) TANDEM_TRY(sum_on_gpu(call, first, rows, &part));
+    if (call.engine.pool == nullptr) {
+      part = sum_on_host(call.problem, first, rows);
+    } else {
+      TANDEM_TRY(sum_on_gpu(call, first, rows, &part));
+    }
     sums->insert(sums->end(), part.begin(), part.end());
     return {};
   };

@@ -1,6 +1,7 @@
 // Forces every schedule that sizes choose at small sizes: schedules of wide heads, chunks of dS, tiles of two query
 // heads. Also forces shortest-first order, two CTAs, and the rows of the forward's table.
 #include <iterator>
+#include <span>
 
 #include "kernels/on_gpu.h"
 #include "plan/plan.h"
@@ -20,6 +21,13 @@ void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>
   expect_all_good(checked);
 }
 
+std::vector<std::string> with_prefix(const std::string& prefix, std::span<const char* const> flags) {
+  std::vector<std::string> cases;
+  for (const char* rest : flags) cases.push_back(prefix + rest);
+  return cases;
+}
+
+const std::string kQkv = "--dtype bf16 --gradients qkv ";
 const std::string kWide = "--dtype bf16 --gradients qkv --head-dim 256 --head-dim-v 256 ";
 const std::string kMla = "--dtype bf16 --gradients qkv --head-dim 192 --head-dim-v 128 ";
 
@@ -40,8 +48,7 @@ TEST(KernelsSchedules, WideHeads) {
                                   Schedule::ds_gmem_sub_m}) {
     const bool is_narrower = schedule == Schedule::warpgroup_roles || schedule == Schedule::ds_gmem_sub_m;
     const plan::Tuning tuning = with_schedule(schedule);
-    std::vector<std::string> cases;
-    for (const char* flags : sizes) cases.push_back((is_narrower ? kMla : kWide) + flags);
+    const std::vector<std::string> cases = with_prefix(is_narrower ? kMla : kWide, sizes);
     for (const std::string& flags : cases)
       EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.for_hopper().schedule, schedule) << flags;
     expect_good_with(tuning, cases);
@@ -64,8 +71,7 @@ TEST(KernelsSchedules, SplitsOfDq) {
       plan::Tuning tuning;
       tuning.sm90.backward.dq_splits = splits;
       tuning.sm90.backward.spt_l2_bytes = 0;
-      std::vector<std::string> cases;
-      for (const char* flags : sizes) cases.push_back(std::string("--dtype bf16 --gradients qkv ") + dims + flags);
+      const std::vector<std::string> cases = with_prefix(kQkv + dims, sizes);
       for (const std::string& flags : cases)
         EXPECT_GT(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.dq_splits, 1) << flags;
       expect_good_with(tuning, cases);
@@ -99,8 +105,7 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
     tuning.sm90.backward.m_splits = f.m_splits;
     tuning.sm90.backward.dq_splits = f.dq_splits;
     tuning.sm90.backward.spt_l2_bytes = 0;
-    std::vector<std::string> cases;
-    for (const char* flags : sizes) cases.push_back(std::string("--dtype bf16 --gradients qkv ") + f.dims + flags);
+    const std::vector<std::string> cases = with_prefix(kQkv + f.dims, sizes);
     for (const std::string& flags : cases) {
       const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
       EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
@@ -170,8 +175,7 @@ TEST(KernelsSchedules, SumsOfDq) {
     for (const auto& [schedule, dims] : {std::pair{Schedule::ds_gmem, kWide}, {Schedule::ds_gmem_sub_m, kMla}}) {
       plan::Tuning tuning = with_schedule(schedule);
       tuning.sm90.backward.dq_sum_n_blocks = n_blocks;
-      std::vector<std::string> cases;
-      for (const char* flags : sizes) cases.push_back(dims + flags);
+      const std::vector<std::string> cases = with_prefix(dims, sizes);
       for (const std::string& flags : cases)
         EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.chunk.sum_n_blocks, n_blocks) << flags;
       expect_good_with(tuning, cases);

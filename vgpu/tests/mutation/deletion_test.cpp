@@ -204,21 +204,22 @@ TEST_F(Deletion, DISABLED_OfABlackwellKernel) {
 }
 
 // The problems have a CTA pair, and three n_blocks in two pairs.
-TEST_F(Deletion, DISABLED_OfABlackwellBackward) {
-  const std::string kernel = "--dtype bf16 --gradients qkv --head-dim 128 --head-dim-v 128 ";
+std::vector<Subject> pairs_of_ctas(const std::string& head_dims) {
+  const std::string kernel = "--dtype bf16 --gradients qkv " + head_dims;
   std::vector<Subject> subjects =
       subjects_of(kernel, {"--seqlen-q 260 --seqlen-k 500", "--seqlen-q 100 --seqlen-k 300 --heads-q 2 --heads-k 1"},
                   "vgpu:b200", 2);
   subjects.emplace_back(kernel + "--seqlen-q 200 --seqlen-k 700", 4, "vgpu:b200");
+  return subjects;
+}
+
+TEST_F(Deletion, DISABLED_OfABlackwellBackward) {
+  const std::vector<Subject> subjects = pairs_of_ctas("--head-dim 128 --head-dim-v 128 ");
   expect_survivors("blackwell backward", subjects, TANDEM_SURVIVORS "/blackwell_backward.txt", "backward");
 }
 
 TEST_F(Deletion, DISABLED_OfABlackwellBackwardWithARing) {
-  const std::string kernel = "--dtype bf16 --gradients qkv --head-dim 192 --head-dim-v 128 ";
-  std::vector<Subject> subjects =
-      subjects_of(kernel, {"--seqlen-q 260 --seqlen-k 500", "--seqlen-q 100 --seqlen-k 300 --heads-q 2 --heads-k 1"},
-                  "vgpu:b200", 2);
-  subjects.emplace_back(kernel + "--seqlen-q 200 --seqlen-k 700", 4, "vgpu:b200");
+  const std::vector<Subject> subjects = pairs_of_ctas("--head-dim 192 --head-dim-v 128 ");
   expect_survivors("blackwell backward, ring", subjects, TANDEM_SURVIVORS "/blackwell_backward_ring.txt", "backward");
 }
 

@@ -29,6 +29,7 @@ Env load() {
   env.temporary = variable("TMPDIR");
   if (env.temporary.empty()) env.temporary = "/tmp";
   env.log = variable("TANDEM_LOG");
+  env.line_info = variable("TANDEM_LINE_INFO");
   env.sm100 = variable("TANDEM_SM100");
   env.nvtx = variable("NVTX_INJECTION64_PATH");
   return env;
@@ -88,6 +89,7 @@ const Env& Env::get() {
 Status check(const Env& env) {
   TANDEM_TRY(check_target(env.cpu_target));
   TANDEM_TRY(check_switch("TANDEM_CACHE", env.cache, "on", "off", "to keep compiled kernels on disk, or not"));
+  TANDEM_TRY(check_switch("TANDEM_LINE_INFO", env.line_info, "1", "0", "to compile kernels with line numbers or not"));
   TANDEM_TRY(check_sm100(env.sm100));
   return check_switch("TANDEM_LOG", env.log, "1", "0", "to print a line for every call on a GPU or not");
 }

@@ -21,10 +21,12 @@ struct Env {
   std::string home;            // HOME
   std::string temporary;       // TMPDIR, default "/tmp": compile logs
   std::string log;             // TANDEM_LOG: "1" prints one line per GPU call to stderr
+  std::string line_info;       // TANDEM_LINE_INFO: "1" compiles kernels with line numbers
   std::string sm100;           // TANDEM_SM100: kSm100Switches, separated by commas
   std::string nvtx;            // NVTX_INJECTION64_PATH: library of a profiling tool
 
   bool logging() const { return log == "1"; }
+  bool has_line_info() const { return line_info == "1"; }
 
   // Returns the values at the first call.
   static const Env& get();

@@ -60,8 +60,8 @@ jit::Request request_of(std::string name, std::string source, const gpu::Propert
                        .source = std::move(source),
                        .arch = device.arch(),
                        .options = {"--std=c++20", "--device-as-default-execution-space"}};
-  if (device.image == gpu::Image::ptx) {
-    request.output = jit::Output::ptx;
+  if (device.image == gpu::Image::ptx) request.output = jit::Output::ptx;
+  if (device.image == gpu::Image::ptx || Env::get().has_line_info()) {
     request.options.emplace_back("--generate-line-info");
   }
   return request;

@@ -30,6 +30,11 @@ TEST(Environment, Switches) {
     EXPECT_TRUE(check(with(&Env::log, value)).ok());
     EXPECT_EQ(with(&Env::log, value).logging(), value[0] == '1');
   }
+  for (const char* value : {"", "0", "1"}) {
+    EXPECT_TRUE(check(with(&Env::line_info, value)).ok());
+    EXPECT_EQ(with(&Env::line_info, value).has_line_info(), std::string_view(value) == "1");
+  }
+  refused(with(&Env::line_info, "on"), "TANDEM_LINE_INFO (\"on\") must be \"1\" or \"0\"");
   refused(with(&Env::log, "yes"), "TANDEM_LOG (\"yes\") must be \"1\" or \"0\"");
 }
 

@@ -3,7 +3,7 @@
 # explains: docs/results/hopper-proof.json for a Hopper GPU, blackwell-gpu-proof.json for a Blackwell one.
 #
 #   tools/gpu/prove.sh <build folder> [<file.json>] [--only tests,fuzz,gradients,threads,processes,large,
-#                       large-memcheck,memcheck,racecheck,synccheck]
+#                       large-memcheck,memcheck,racecheck,races,race-minimal,synccheck]
 #                      [--in <folder>]
 #
 # --in keeps the outcome of each step; 500 random problems are one step. A finished step does not run again, so the same
@@ -106,19 +106,44 @@ random() { # <name> <cases>
   done
 }
 
-sanitize() { # <step> <tool> <flags and command...>
-  local program name=$1
-  shift
-  for program in "$(command -v compute-sanitizer)" {"${CUDA_HOME:-/usr/local/cuda}",/usr/local/cuda}/bin/compute-sanitizer; do
-    [ ! -x "$program" ] || break
+# Sets `found`, the path of one of CUDA's programs, or prints and records that the machine lacks it.
+find_program() { # <step> <program>
+  for found in "$(command -v "$2")" {"${CUDA_HOME:-/usr/local/cuda}",/usr/local/cuda}/bin/"$2"; do
+    [ ! -x "$found" ] || return 0
   done
-  if [ ! -x "$program" ]; then
-    printf '\n==== %s\nnot run: compute-sanitizer is not on this machine\n' "$name"
-    record "$name" "compute-sanitizer --tool $1" "not run" 0 "compute-sanitizer is not on this machine"
-    return
-  fi
-  step "$name" 'ERROR SUMMARY|RACECHECK SUMMARY' "$program" --error-exitcode 9 --print-limit 20 --tool "$@"
+  printf '\n==== %s\nnot run: %s is not on this machine\n' "$1" "$2"
+  record "$1" "$2" "not run" 0 "$2 is not on this machine"
+  return 1
 }
+
+sanitize() { # <step> <tool> <flags and command...>
+  local name=$1
+  shift
+  find_program "$name" compute-sanitizer || return 0
+  step "$name" 'ERROR SUMMARY|RACECHECK SUMMARY' "$found" --error-exitcode 9 --print-limit 20 --tool "$@"
+}
+
+# Every report on forced schedules, pages, splits and cascades must be a known one.
+sanitizer='' nvcc=''
+races() {
+  TANDEM_LINE_INFO=1 "$sanitizer" --tool racecheck --racecheck-report analysis --print-limit 1000 \
+    "$tests" '--gtest_filter=KernelsSchedules.*:KernelsPages.*:KernelsSplits.*:KernelsCascade.*' > "$scratch/races" 2>&1
+  grep -E '^\[  FAILED|RACECHECK SUMMARY' "$scratch/races"
+  grep -q '^\[  PASSED' "$scratch/races" && python3 "$here/tools/gpu/race_reports.py" "$scratch/races"
+}
+# race_minimal shows which releases racecheck does not follow.
+minimal_races() {
+  local release count
+  "$nvcc" -arch=sm_90a -cudart static -o "$scratch/race_minimal" "$here/tools/gpu/race_minimal.cu" || return
+  for release in all warp barrier bulk; do
+    "$scratch/race_minimal" "$release" || return
+    count=$("$sanitizer" --tool racecheck "$scratch/race_minimal" "$release" | sed -n 's/.*SUMMARY: \([0-9]*\).*/\1/p')
+    echo "reports on race_minimal $release: ${count:-none}"
+    if [ "$release" = all ]; then [ "${count:-0}" = 0 ]; else [ "${count:-0}" -gt 0 ]; fi || return
+  done
+}
+export -f races minimal_races
+export here
 
 # Checks random large shapes, with guard bands and float64; 40 of them under memcheck. The proofs need torch.
 large() { # <step> <flags of large_shapes.py...>
@@ -134,7 +159,7 @@ large() { # <step> <flags of large_shapes.py...>
 }
 
 export TANDEM_LIBRARY=${TANDEM_LIBRARY:-$build/src/libtandem.so.0}
-for name in tests fuzz gradients threads processes large large-memcheck memcheck racecheck synccheck; do
+for name in tests fuzz gradients threads processes large large-memcheck memcheck racecheck races race-minimal synccheck; do
   if [ -n "$only" ] && [[ ",$only," != *",$name,"* ]]; then continue; fi
   case $name in
     tests) step tests ' tests passed in |NOT TESTED' bash -c shards ;;
@@ -144,6 +169,15 @@ for name in tests fuzz gradients threads processes large large-memcheck memcheck
     processes) step processes ' compiled$' bash -c 'cold 8 8' ;;
     large) large large --seed 1 --count 300 ;;
     large-memcheck) large large-memcheck --bounds-only --seed 1001 --count 40 ;;
+    races)
+      find_program races compute-sanitizer && export sanitizer=$found &&
+        step races 'reports explained' bash -c races
+      ;;
+    race-minimal)
+      find_program race-minimal compute-sanitizer && export sanitizer=$found &&
+        find_program race-minimal nvcc && export nvcc=$found &&
+        step race-minimal 'race_minimal' bash -c minimal_races
+      ;;
     memcheck) sanitize memcheck memcheck --leak-check no "$tests" '--gtest_filter=*.Small' ;;
     *) sanitize "$name" "$name" "$tests" '--gtest_filter=*.Small' ;;
   esac

@@ -21,6 +21,8 @@ TANDEM_DEVICE void signal_dq_rows(const BackwardParams& p, SharedStorage<T>& s, 
 template <Sm90BackwardConfig T>
 TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>& s, u32 thread) {
   constexpr int kAtOnce = T.captured_per_score ? T.dq_parts() : 1;  // else ptxas spills three registers
+  // Else a thread could overwrite s.dq_to before the warpgroup has read the other thread's.
+  static_assert(T.staged() || T.dq_parts() % T.dq_threads() == 0, "one thread signals all iterations of a part");
   u32 step = 0;
   if (T.staged() && thread == 0) {
     for (u64& turn : s.dq_slot_free) mbarrier_arrive(&turn);

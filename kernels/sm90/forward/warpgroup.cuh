@@ -125,9 +125,9 @@ struct Warpgroup {
 
   // Zeroes values beyond the sequence, because they are undefined and 0 * NaN is NaN. The last iteration of the tile
   // contains them. All warpgroups must call this function, even if they do not need it: a warpgroup that skipped the
-  // barrier could arrive for its next tile.
+  // barrier could arrive for its next tile. PageGather copies zeros there.
   TANDEM_DEVICE void zero_v_tail(const TileCoords& tile, const NBlockRange& n_blocks, int n_block) const {
-    if constexpr (T.options.varlen) {
+    if constexpr (T.options.varlen && !T.gathers_pages) {
       const int left = tile.k_len - n_block * T.tile_n;
       if (warp_any(n_block == n_blocks.end - 1 && left < T.tile_n)) {
         wait_v();

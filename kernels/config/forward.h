@@ -42,7 +42,7 @@ struct SplitParams {
   int count;     // splits of a sequence
   int n_blocks;  // n_blocks per split
   int batches;   // sequences of the results of one split: 1 when packed
-  int lanes;     // combine_splits(): lanes per row, a power of two <= 32
+  int lanes;     // combine_splits(): threads per row: a power of two <= 32, or kCombineThreads
   int f32_out;   // float32 out, else the type of q
   void* out;
   long long out_batch, out_row, out_head;
@@ -58,6 +58,8 @@ struct SplitParams {
 };
 // combine_splits(): threads of a CTA, columns of a thread, and lanes of a row if there are many rows.
 constexpr int kCombineThreads = 128, kCombineColumns = 4, kFewCombineLanes = 8;
+// combine_splits() with few rows: columns of a row that a CTA merges.
+constexpr int kCombineCtaColumns = 32;
 
 // Keys and values in pages: keys [i * page_size, (i + 1) * page_size) of a sequence lie in page table[sequence * batch
 // + i * column]. The values of the table are unchecked.
@@ -109,7 +111,7 @@ struct ForwardParams {
   int tiles;              // 0: known only on the device (varlen)
   int l2_heads;           // heads whose K and V share the L2 cache
   int* counter;           // next tile, starts at 0; null: every gridDim.x-th tile
-  ListedTile* tile_list;  // varlen: sorted tiles; counter[1] is their number
+  ListedTile* tile_list;  // varlen: sorted tiles, whose number is counter[1]; or null
 
   int bottom_right;             // offset = seqlen_k - seqlen_q, else explicit
   long long diagonal_offset;    // explicit offset in keys, added to diagonal_offsets

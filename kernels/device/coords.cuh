@@ -104,12 +104,19 @@ TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, const TileCoords&
   return split_coords(constant<T>, p, tile, split_of_work<T>(p, work));
 }
 
-// The n-th work tile. listed: tiles of one head in the list of a varlen problem.
+// The tiles of one head in the list of a varlen problem. Without a list every sequence has one tile.
+template <auto T>
+TANDEM_DEVICE int listed_tiles(const ForwardParams& p) {
+  if (!T.options.varlen) return 0;
+  return p.tile_list ? p.counter[1] : p.batch;
+}
+
+// The n-th work tile. listed: listed_tiles().
 template <auto T>
 TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {
   if constexpr (T.options.varlen) {
     const TileIndex index = tile_index_at(p, n, listed, p.heads_q >> log2_of(p.pack_gqa));
-    const ListedTile listed_tile = p.tile_list[index.m_block];
+    const ListedTile listed_tile = p.tile_list ? p.tile_list[index.m_block] : ListedTile{index.m_block, 0, -1, 0};
     TileCoords tile = varlen_coords(p, listed_tile.sequence);
     tile.m_block = listed_tile.m_block;
     tile.head = index.head;

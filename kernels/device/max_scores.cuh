@@ -106,9 +106,8 @@ TANDEM_DEVICE void max_scores(const ForwardParams& p) {
   constexpr int kBlocks = T.tile_m() / kMaxScoresRows, kGroup = T.tile_n % 32 == 0 ? 32 : 16;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int work = blockIdx.x / kBlocks, block = blockIdx.x % kBlocks;
-  int listed = 0;
+  const int listed = listed_tiles<T>(p);
   if constexpr (T.options.varlen) {
-    listed = p.counter[1];
     if (work >= listed * (p.heads_q >> log2_of(p.pack_gqa))) return;
   }
   const TileCoords tile = coords_at<T>(p, work, listed);

@@ -51,10 +51,10 @@ struct SequenceEntries {
 };
 
 // Ragged problems: writes the list of all tiles of one head, the longest first, and its length. One CTA of 1024 threads
-// runs this function.
+// runs this function. A lane reads a sequence and lists a few entries. If there are more, the warp lists them.
 template <auto T>
 TANDEM_DEVICE void schedule(const ForwardParams& p) {
-  constexpr int kBuckets = 1024;
+  constexpr int kBuckets = 1024, kFewEntries = 4;
   __shared__ int first[kBuckets];  // sorted by length: tile counts, then next positions
   __shared__ int sums[32];
   __shared__ int reserved;  // rows of splits' results
@@ -66,32 +66,50 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
   // Counts the tiles of each bucket, then computes the buckets' positions.
 #pragma unroll 1
   for (int placing = 0;; ++placing) {
-#pragma unroll 1
-    for (int b = warp; b < p.batch; b += 32) {
-      TileCoords t = varlen_coords(p, b);
-      const int tiles = static_cast<int>(((static_cast<i64>(t.q_rows) << pack_shift) + T.tile_m() - 1) / T.tile_m());
-      if constexpr (T.device_splits) {
-        if (!placing && lane == 0 && p.split.first_rows) reserve_split_rows<T>(p, t, &reserved);
-        __syncwarp();
+    auto tiles_of = [&](const TileCoords& t) {
+      return static_cast<int>(((static_cast<i64>(t.q_rows) << pack_shift) + T.tile_m() - 1) / T.tile_m());
+    };
+    auto list = [&](TileCoords t, const SequenceEntries<T>& entries, int entry) {
+      entries.set(p, t, entry);
+      int steps;
+      if constexpr (T.options.block_mask) {
+        steps = *steps_of<T>(p, t);  // iterations of the first head
+      } else {
+        NBlockRange s = n_block_range<T>(p, t);
+        if constexpr (T.device_splits) s = in_split<T>(p, s, t, 0);
+        steps = s.end - s.begin;
       }
-      const SequenceEntries<T> entries(p, t);
-      const int count = entries.count(tiles);
+      const int shorter = max(0, most - steps);  // length relative to the longest tile
+      const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
+      const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
+      // The list has capacity for m_blocks entries, which is enough for valid lengths.
+      if (placing && at < p.m_blocks) p.tile_list[at] = {t.sequence, t.m_block, t.split_row, t.split_n_block};
+    };
+    // Neighbouring sequences belong to different warps, so that a few long sequences do.
 #pragma unroll 1
-      for (int entry = lane; entry < count; entry += 32) {
-        entries.set(p, t, entry);
-        int steps;
-        if constexpr (T.options.block_mask) {
-          steps = *steps_of<T>(p, t);  // iterations of the first head
-        } else {
-          NBlockRange s = n_block_range<T>(p, t);
-          if constexpr (T.device_splits) s = in_split<T>(p, s, t, 0);
-          steps = s.end - s.begin;
+    for (int begin = warp; begin < p.batch; begin += kBuckets) {
+      const int own = begin + 32 * lane;
+      int count = 0;
+      if (own < p.batch) {
+        const TileCoords t = varlen_coords(p, own);
+        if constexpr (T.device_splits) {
+          if (!placing && p.split.first_rows) reserve_split_rows<T>(p, t, &reserved);
         }
-        const int shorter = max(0, most - steps);  // length relative to the longest tile
-        const int bucket = most < kBuckets ? shorter : static_cast<int>(static_cast<i64>(shorter) * kBuckets / most);
-        const int at = atomicAdd(&first[min(kBuckets - 1, bucket)], 1);
-        // The list has capacity for m_blocks entries, which is enough for valid lengths.
-        if (placing && at < p.m_blocks) p.tile_list[at] = {b, t.m_block, t.split_row, t.split_n_block};
+        const SequenceEntries<T> entries(p, t);
+        count = entries.count(tiles_of(t));
+        if (count <= kFewEntries) {
+#pragma unroll 1
+          for (int entry = 0; entry < count; ++entry) list(t, entries, entry);
+        }
+      }
+      __syncwarp();  // reserved rows
+#pragma unroll 1
+      for (u32 many = __ballot_sync(~0u, count > kFewEntries); many != 0; many &= many - 1) {
+        const TileCoords t = varlen_coords(p, begin + 32 * (__ffs(static_cast<int>(many)) - 1));
+        const SequenceEntries<T> entries(p, t);
+        const int all = entries.count(tiles_of(t));
+#pragma unroll 1
+        for (int entry = lane; entry < all; entry += 32) list(t, entries, entry);
       }
     }
     if (placing) break;

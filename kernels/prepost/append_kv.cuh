@@ -1,8 +1,8 @@
 // Appends new keys and values to a cache, and rotates keys and queries.
 //
-// A CTA has a few rows of new keys, or of queries. One thread per row finds the row's place. Then all threads move 16
-// bytes (or one element, if a tensor is not aligned) at a time. A thread that rotates has both elements of each pair,
-// so that q_out may be q.
+// A CTA has a few rows of new keys, or of queries; few rows of many heads are divided among CTAs. One thread per row
+// finds the row's place. Then all threads move 16 bytes (or one element, if a tensor is not aligned) at a time. A
+// thread that rotates has both elements of each pair, so that q_out may be q.
 //
 // Keys whose slot a later key has are not written: a CTA compares the slots of all later keys with its own. The result
 // therefore does not depend on the order of CTAs.
@@ -217,12 +217,12 @@ struct AppendMove {
   bool to_cache, rotates;
 };
 
-// Moves all heads of a CTA's rows from one tensor to another.
+// Moves the CTA's part of its rows from one tensor to another.
 template <class Element, int N>
 TANDEM_DEVICE void move_rows(const AppendKvParams& p, const AppendShared& shared, int count, const AppendMove& move) {
-  const int parts = move.head_dim / N, of_row = move.heads * parts;
+  const int parts = move.head_dim / N, of_row = move.heads * parts, first = blockIdx.y * AppendKvParams::kThreads;
 #pragma unroll 1
-  for (int n = threadIdx.x; n < count * of_row; n += AppendKvParams::kThreads) {
+  for (int n = first + threadIdx.x; n < count * of_row; n += gridDim.y * AppendKvParams::kThreads) {
     const AppendPlace& at = shared.places[n / of_row];
     if (at.page == kNoPage) continue;
     const int head = n % of_row / parts, column = n % parts * N;

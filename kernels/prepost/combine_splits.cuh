@@ -1,8 +1,9 @@
 // Merges the splits of a forward: lse = log(sum exp(lse_n)), out = sum exp(lse_n - lse) out_n. The sums run from the
 // first split to the last. The first split's lse contains the sink.
 //
-// A few neighbouring lanes share a row (a query and head). Each lane has some columns and reads them once from every
-// split. A split whose lse is -infinity has no visible keys, and its out is not read.
+// A split whose lse is -infinity has no visible keys, and its out has no weight. Neighbouring lanes share a row (a
+// query and head). If there are few rows, several CTAs share a row, and copy all splits to shared memory at once. Code
+// is short, because instructions that are not cached cost more time than the sums.
 #pragma once
 #include "config/forward_addresses.h"
 #include "device/chunk.cuh"
@@ -10,6 +11,7 @@
 #include "device/row.cuh"
 #include "prepost/lse_sums.cuh"
 #include "ptx/base.cuh"
+#include "ptx/cp_async.cuh"
 #include "ptx/warp.cuh"
 
 // Rows of packed tensors that belong to no sequence stay as they are.
@@ -34,9 +36,6 @@ TANDEM_DEVICE void store_columns(void* to, bool is_f32, i64 at, const float (&x)
     *reinterpret_cast<Packed*>(static_cast<u16*>(to) + at) = {{pack<T>(x[0], x[1]), pack<T>(x[2], x[3])}};
   }
 }
-
-// The 16-byte loads of a lane that are in flight together.
-constexpr int kLoadsAtOnce = 8;
 
 // The splits of a row of the result (a query and head), and the row.
 struct SplitResults {
@@ -75,8 +74,8 @@ TANDEM_DEVICE bool find_device_split_row(const ForwardParams& p, i64 n, SplitRes
   const SplitRow at(n, split.queries, p.heads_q);
   if (at.batch >= p.batch) return false;
   const int first_row = split.first_rows[at.batch], query = static_cast<int>(at.row);
-  if (first_row < 0) return false;
   const TileCoords sequence = varlen_coords(p, static_cast<int>(at.batch));
+  if (first_row < 0) return false;
   if (query >= sequence.q_rows) return false;
   const SplitRange splits = split_range<T>(p, sequence);
   const i64 first = split_result_at(p, first_row, query, at.head);
@@ -91,13 +90,17 @@ TANDEM_DEVICE bool find_device_split_row(const ForwardParams& p, i64 n, SplitRes
   return true;
 }
 
-// Stores the columns of a lane: kChunks chunks of kCombineColumns columns at a time, which are 16 bytes of a float32
-// row. The plan aligns all rows to 16 bytes.
-template <auto T, int kChunks, class Lse>
-TANDEM_DEVICE void combine_columns(const ForwardParams& p, const SplitResults& row, int lane, const Lse& lse,
-                                   float largest, float inverse) {
-  constexpr int kSplits = kLoadsAtOnce / kChunks;
+// Merges a row by neighbouring lanes. Each lane has every n-th chunk of kCombineColumns columns, which are 16 bytes of
+// a float32 row, and reads it once from every split. The plan aligns all rows to 16 bytes. The loads of kChunks chunks
+// of kSplits splits are in flight together.
+template <auto T, int kChunks, int kSplits>
+TANDEM_DEVICE void combine_by_lanes(const ForwardParams& p, const SplitResults& row) {
+  const int lane = threadIdx.x & (p.split.lanes - 1);
   const int step = p.split.lanes * kCombineColumns;  // columns between two chunks of a lane
+  const auto lse = [&](int n) { return row.lse[n * row.lse_stride]; };
+  const float largest = largest_lse(lse, row.count);
+  const bool sees = !(largest == -kInfinity);  // true for NaN
+  const float sum = sees ? sum_exp_lse(lse, row.count, largest) : 0, inverse = sees ? 1 / sum : 0;
 #pragma unroll 1
   for (int begin = lane * kCombineColumns; begin < p.head_dim_v; begin += kChunks * step) {
     float out[kChunks][kCombineColumns] = {};
@@ -130,24 +133,102 @@ TANDEM_DEVICE void combine_columns(const ForwardParams& p, const SplitResults& r
       if (begin + j * step < p.head_dim_v)
         store_columns<T>(row.to, p.split.f32_out, row.to_row + begin + j * step, out[j]);
   }
+  if (row.to_lse && lane == 0) *row.to_lse = sees ? largest + logf(sum) : -kInfinity;
+}
+
+struct CombineShared {
+  float out[kCombineThreads * kCombineCtaColumns];  // of some splits
+  float weight[kCombineThreads];                    // of these splits; negative: none
+  float largest[kCombineThreads / 32];
+};
+
+// The largest lse of all threads' splits, or NaN if one is NaN or +infinity.
+TANDEM_DEVICE float largest_of_cta(CombineShared& shared, const SplitResults& row) {
+  float largest = -kInfinity;
+#pragma unroll 1
+  for (int n = threadIdx.x; n < row.count; n += kCombineThreads) {
+    const float lse = row.lse[n * row.lse_stride];
+    largest = fmaxf(largest, lse < kInfinity ? lse : kInfinity);
+  }
+  for (int d = 1; d < 32; d *= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
+  if (threadIdx.x % 32 == 0) shared.largest[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (const float other : shared.largest) largest = fmaxf(largest, other);
+  return largest < kInfinity ? largest : __uint_as_float(0x7fffffffu);
+}
+
+// Merges kCombineCtaColumns columns of a row by a CTA, as many splits at a time as it has threads.
+template <auto T>
+TANDEM_DEVICE void combine_by_cta(const ForwardParams& p, const SplitResults& row, int first_column) {
+  constexpr int kColumns = kCombineCtaColumns, kChunks = kColumns / kCombineColumns;
+  __shared__ alignas(16) CombineShared shared;
+  const int columns = min(kColumns, p.head_dim_v - first_column);
+  const auto copy = [&](int first) {
+    const int chunk = threadIdx.x % kChunks * kCombineColumns;
+#pragma unroll 1
+    for (int n = threadIdx.x / kChunks; n < min(kCombineThreads, row.count - first); n += kCombineThreads / kChunks)
+      if (chunk < columns)
+        cp_async_16(shared_address(shared.out + n * kColumns + chunk),
+                    row.out + (first + n) * row.out_stride + first_column + chunk);
+    cp_async_commit();
+  };
+  copy(0);
+  const float largest = largest_of_cta(shared, row);
+  const bool sees = !(largest == -kInfinity);  // true for NaN
+  float sum = 0;
+#pragma unroll 1
+  for (int first = 0; sees && first < row.count; first += kCombineThreads) {
+    const int n = first + threadIdx.x;
+    shared.weight[threadIdx.x] = n < row.count ? expf(row.lse[n * row.lse_stride] - largest) : 0;
+    __syncthreads();
+    const int end = min(kCombineThreads, row.count - first);
+#pragma unroll 4
+    for (int i = 0; i < end; ++i) sum += shared.weight[i];
+    __syncthreads();
+  }
+  const float inverse = sees ? 1 / sum : 0;
+  float out = 0;
+#pragma unroll 1
+  for (int first = 0; first < row.count; first += kCombineThreads) {
+    const int n = first + threadIdx.x, end = min(kCombineThreads, row.count - first);
+    const float lse = n < row.count ? row.lse[n * row.lse_stride] : -kInfinity;
+    shared.weight[threadIdx.x] = lse == -kInfinity ? -1 : expf(lse - largest) * inverse;
+    cp_async_wait<0>();
+    __syncthreads();
+    if (threadIdx.x < columns) {
+#pragma unroll 4
+      for (int i = 0; i < end; ++i) {
+        const float weight = shared.weight[i];
+        if (!(weight < 0)) out = fmaf(weight, shared.out[i * kColumns + threadIdx.x], out);
+      }
+    }
+    __syncthreads();
+    copy(first + kCombineThreads);
+  }
+  const i64 to = row.to_row + first_column + threadIdx.x;
+  if (threadIdx.x < columns) {
+    if (p.split.f32_out) {
+      static_cast<float*>(row.to)[to] = out;
+    } else {
+      static_cast<u16*>(row.to)[to] = static_cast<u16>(pack<T>(out, 0));
+    }
+  }
+  if (row.to_lse && first_column + threadIdx.x == 0) *row.to_lse = sees ? largest + logf(sum) : -kInfinity;
 }
 
 template <auto T>
 TANDEM_DEVICE void combine_splits(const ForwardParams& p) {
-  const SplitParams& split = p.split;
-  const int lane = threadIdx.x & (split.lanes - 1), rows_of_block = kCombineThreads / split.lanes;
-  const i64 own = static_cast<i64>(blockIdx.x) * rows_of_block + threadIdx.x / split.lanes;
+  const bool by_cta = p.split.lanes == kCombineThreads;
+  const u32 ctas = by_cta ? (p.head_dim_v + kCombineCtaColumns - 1) / kCombineCtaColumns : 1;  // per row
+  const i64 own = (static_cast<i64>(blockIdx.x / ctas) * kCombineThreads + threadIdx.x) / p.split.lanes;
   grid_dependency_wait();
   SplitResults row;
   if (!(T.device_splits ? find_device_split_row<T>(p, own, &row) : find_split_row<T>(p, own, &row))) return;
-  const auto lse = [&](int n) { return row.lse[n * row.lse_stride]; };
-  const float largest = largest_lse(lse, row.count);
-  const bool sees = !(largest == -kInfinity);  // true for NaN
-  const float sum = sees ? sum_exp_lse(lse, row.count, largest) : 0, inverse = sees ? 1 / sum : 0;
-  if (split.lanes <= kFewCombineLanes) {
-    combine_columns<T, 4>(p, row, lane, lse, largest, inverse);
+  if (by_cta) {
+    combine_by_cta<T>(p, row, blockIdx.x % ctas * kCombineCtaColumns);
+  } else if (p.split.lanes <= kFewCombineLanes) {
+    combine_by_lanes<T, 4, 2>(p, row);
   } else {
-    combine_columns<T, 1>(p, row, lane, lse, largest, inverse);
+    combine_by_lanes<T, 1, 8>(p, row);
   }
-  if (row.to_lse && lane == 0) *row.to_lse = sees ? largest + logf(sum) : -kInfinity;
 }

@@ -275,7 +275,7 @@ Status GpuEngine::append_kv(const AppendKvProblem& problem, void* stream) {
   void* parameters[] = {&planned.params};
   gpu::Launch wanted;
   wanted.kernel = compiled->loaded.at(plan::EntryId::append_kv);
-  wanted.grid.x = planned.grid;
+  wanted.grid = {planned.blocks, planned.parts, 1};
   wanted.block.x = AppendKvParams::kThreads;
   wanted.args = parameters;
   wanted.stream = stream;

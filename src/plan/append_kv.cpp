@@ -10,9 +10,10 @@
 namespace tandem::plan {
 namespace {
 
-constexpr int64_t kBlocksOfSm = 8;         // CTAs per SM that fill the GPU
-constexpr int64_t kMaxElements = 1 << 24;  // elements of the heads of one row
-constexpr int64_t kAlignment = 16;         // bytes that a thread moves at once
+constexpr int64_t kBlocksOfSm = 8;                                          // CTAs per SM that fill the GPU
+constexpr int64_t kMaxElements = 1 << 24;                                   // elements of the heads of one row
+constexpr int64_t kAlignment = 16;                                          // bytes that a thread moves at once
+constexpr int64_t kElementsOfPart = int64_t{8} * AppendKvParams::kThreads;  // one move of each thread
 
 StridedRows rows_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
@@ -99,7 +100,10 @@ AppendKvLaunch append_kv_launch(const AppendKvProblem& p, const gpu::Properties&
   };
   params.rows_of_block = static_cast<int>(rows_of_block);
   params.key_blocks = static_cast<int>(blocks_of(p.keys.total));
-  launch.grid = blocks_of(p.keys.total) + blocks_of(p.queries.total);
+  launch.blocks = blocks_of(p.keys.total) + blocks_of(p.queries.total);
+  const int64_t elements = rows_of_block * std::max(p.keys.heads, p.queries.heads) * std::max(p.head_dim, p.head_dim_v);
+  const int64_t parts = std::min(elements / kElementsOfPart, blocks / std::max<int64_t>(launch.blocks, 1));
+  launch.parts = static_cast<uint32_t>(std::max<int64_t>(parts, 1));
   return launch;
 }
 

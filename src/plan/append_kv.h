@@ -22,7 +22,7 @@ Status check_append_kv(const AppendKvProblem& problem, const gpu::Properties& de
 
 struct AppendKvLaunch {
   AppendKvParams params;
-  uint32_t grid;
+  uint32_t blocks, parts;  // parts: CTAs that divide the elements of the same rows
 };
 AppendKvLaunch append_kv_launch(const AppendKvProblem& problem, const gpu::Properties& device);
 

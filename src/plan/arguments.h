@@ -31,6 +31,11 @@ class MapDimensions {
     spec_.box[i] = static_cast<uint32_t>(box);
     return *this;
   }
+  // Sets what a miss of the L2 cache loads.
+  MapDimensions& promote(gpu::L2Promotion bytes) {
+    spec_.l2_promotion = bytes;
+    return *this;
+  }
 
  private:
   gpu::TensorMapSpec& spec_;

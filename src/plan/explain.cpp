@@ -25,6 +25,7 @@ std::string why_tile(const Problem& p, const ForwardKernel& tile, const gpu::Pro
 }
 
 std::string why_order(const ForwardSchedule& t) {
+  if (t.tile.varlen && !t.lists_tiles) return "order: each sequence has one tile of a head, and all tiles run at once";
   if (t.tile.clc()) {
     return t.tile.varlen ? "order: the device sorts the tiles, longest first; running blocks take over waiting tiles"
                          : "order: tiles differ in length, longest first; running blocks take over waiting tiles";

@@ -81,13 +81,6 @@ void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuni
   t->splits = static_cast<int>(ceil_div(n_blocks, t->split_n_blocks));
 }
 
-// Returns the lanes of combine_splits() that share a row. A lane computes its row's place and weights once, so that
-// many rows use few lanes. Few rows need lanes for their loads.
-int choose_combine_lanes(const Problem& p, const ForwardOrderTuning& tuning) {
-  const uint64_t most = p.total_q * p.heads_q >= tuning.combine_many_rows ? kFewCombineLanes : 32;
-  return static_cast<int>(std::min(most, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
-}
-
 // Bounds of the splits that schedule() makes, each of `keys` keys. further: of all sequences, after the first splits.
 // rows: of results.
 struct DeviceSplits {
@@ -154,6 +147,28 @@ Status check_sizes(const Problem& p, const ForwardOrderTuning& tuning) {
   return {};
 }
 
+// The rows that combine_splits() visits: queries of all heads.
+int64_t combined_rows(const Problem& p, const ForwardSchedule& t) {
+  return (t.split_rows > 0 ? p.batch * combined_queries(p, t) : p.total_q) * p.heads_q;
+}
+
+// Returns the threads of combine_splits() that share a row. A thread computes its row's place and weights once, so that
+// many rows use few threads. Few rows need threads for their loads.
+int choose_combine_lanes(const Problem& p, const ForwardSchedule& t, const ForwardOrderTuning& tuning) {
+  const int64_t rows = combined_rows(p, t);
+  if (rows < tuning.combine_few_rows) return kCombineThreads;
+  const uint64_t most = rows >= tuning.combine_many_rows ? kFewCombineLanes : 32;
+  return static_cast<int>(std::min(most, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
+}
+
+// Returns true if every sequence of a varlen problem has one tile of each head, and all tiles run at once. The order of
+// tiles is then of no use. Only Hopper's kernel skips sequences without queries. ctas: that run at once, or clusters.
+bool sequences_are_tiles(const Problem& p, const ForwardSchedule& t, int64_t ctas) {
+  if (p.packed_q() && t.tile.blackwell()) return false;
+  return t.split_rows == 0 && !p.block_mask && p.seqlen_q * t.pack_gqa <= t.tile.tile_m() &&
+         p.batch * t.packed_heads * t.splits <= ctas;
+}
+
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
   const ArchPlanner& planner = planner_for(device);
   ForwardSchedule& t = *plan;
@@ -176,9 +191,11 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.m_blocks = static_cast<int>(m_blocks);
   t.tiles = static_cast<int>(tiles);
   set_splits(p, planner, tuning, &t);
-  t.combine_lanes = choose_combine_lanes(p, planner.forward_order(tuning));
-  const int64_t work_tiles = (tiles + further * packed_heads) * t.splits;
+  t.combine_lanes = choose_combine_lanes(p, t, planner.forward_order(tuning));
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
+  t.lists_tiles = t.tile.varlen && !sequences_are_tiles(p, t, sms / ctas);
+  if (t.tile.varlen && !t.lists_tiles) t.m_blocks = static_cast<int>(p.batch), t.tiles = t.m_blocks * t.packed_heads;
+  const int64_t work_tiles = (t.tiles + further * packed_heads) * t.splits;
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
   const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // number of heads of a cluster
   t.l2_heads = static_cast<int>(ceil_div(t.l2_heads, bias_heads)) * bias_heads;
@@ -190,7 +207,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
     t.grid = static_cast<int>(std::min<int64_t>(sms / ctas * ctas, work_tiles));
   }
   const bool uneven = t.tile.bounded_left || t.tile.bounded_right || p.block_mask;
-  t.dynamic_scheduler = t.tile.varlen || (!t.tile.clc() && work_tiles > sms && uneven);
+  t.dynamic_scheduler = t.lists_tiles || (!t.tile.varlen && !t.tile.clc() && work_tiles > sms && uneven);
 }
 
 // Counts the lists of a block mask, one per tile.
@@ -213,16 +230,18 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
       plan->launches.push_back(
           {.entry = EntryId::order_tiles, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
   }
-  if (t.tile.varlen) plan->launches.push_back({.entry = EntryId::schedule, .block = kScheduleThreads});
+  if (t.lists_tiles) plan->launches.push_back({.entry = EntryId::schedule, .block = kScheduleThreads});
   plan->launches.push_back({.entry = EntryId::main,
                             .grid = static_cast<uint32_t>(t.grid),
                             .block = static_cast<uint32_t>(t.tile.threads()),
                             .shared_bytes = static_cast<uint32_t>(t.tile.smem_bytes()),
                             .overlap_previous = overlaps});
   if (t.splits > 1 || t.split_rows > 0) {
-    const int64_t rows = (t.split_rows > 0 ? p.batch * combined_queries(p, t) : p.total_q) * p.heads_q;
+    const int64_t rows = combined_rows(p, t);
+    const int64_t ctas = t.combine_lanes == kCombineThreads ? rows * ceil_div(p.head_dim_v, kCombineCtaColumns)
+                                                            : ceil_div(rows, kCombineThreads / t.combine_lanes);
     plan->launches.push_back({.entry = EntryId::combine_splits,
-                              .grid = static_cast<uint32_t>(ceil_div(rows, kCombineThreads / t.combine_lanes)),
+                              .grid = static_cast<uint32_t>(ctas),
                               .block = kCombineThreads,
                               .overlap_previous = overlaps});
   }
@@ -257,7 +276,7 @@ void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
 
 void add_workspace(ForwardSchedule& t, Plan* plan) {
   if (!t.dynamic_scheduler && !t.no_keys && t.list_words == 0) return;
-  const size_t work = t.tile.varlen ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
+  const size_t work = t.lists_tiles ? static_cast<size_t>(t.m_blocks) * sizeof(ListedTile) : 0;
   t.steps_offset = kTileListOffset + work;
   const size_t lists = static_cast<size_t>(t.list_batch) * static_cast<size_t>(t.list_heads * t.list_m_blocks);
   const size_t steps = lists * static_cast<size_t>(t.list_words) * sizeof(int);
@@ -265,10 +284,10 @@ void add_workspace(ForwardSchedule& t, Plan* plan) {
   plan->workspace_bytes = kWorkspaceAlignment - 1 + t.steps_offset + steps + order;
   // The schedule kernel sets the counter of listed tiles. Without that kernel list_n_blocks() may set the counter.
   const int schedule = steps > 0 ? 1 : 0;
-  const int writer = t.tile.varlen ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
+  const int writer = t.lists_tiles ? schedule : steps > 0 && t.tile.lists_reset_counter() ? 0 : kMemset;
   if (t.dynamic_scheduler) plan->regions.push_back({"workspace.counter", kCounterOffset, 2 * sizeof(int), writer});
   if (t.no_keys) plan->regions.push_back({"workspace.zeros", kZerosOffset, 16, kMemset});
-  if (t.tile.varlen) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
+  if (t.lists_tiles) plan->regions.push_back({"workspace.tile_list", kTileListOffset, work, schedule});
   if (steps > 0) {
     plan->regions.push_back({"workspace.steps", t.steps_offset, steps, 0});
     if (order > 0) plan->regions.push_back({"workspace.order", t.steps_offset + steps, order, 1});

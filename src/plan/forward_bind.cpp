@@ -71,7 +71,8 @@ void add_keys(const Problem& p, const ForwardSchedule& t, const View& view, int6
 void add_maps(const Problem& p, const ForwardSchedule& t, std::byte* workspace, ForwardParams* params,
               Arguments* arguments) {
   const auto map = [&](::TensorMap* place, const void* address, DType type) {
-    return arguments->add_map(place, address, type);
+    // With 256 bytes, decoding reads from memory at 0.92 to 0.97 of the rate. Backwards of 1k tokens need them.
+    return arguments->add_map(place, address, type).promote(gpu::L2Promotion::b128);
   };
   const ForwardKernel::TmaBoxRows& boxes = t.tile.boxes;
   const std::byte* const zeros = t.no_keys ? workspace + kZerosOffset : nullptr;
@@ -166,7 +167,7 @@ void set_order(const Problem& p, const ForwardSchedule& t, std::byte* workspace,
   params->tiles = t.tile.varlen ? 0 : t.tiles * t.splits;
   params->l2_heads = t.l2_heads;
   if (t.dynamic_scheduler) params->counter = reinterpret_cast<int*>(workspace + kCounterOffset);
-  if (t.tile.varlen) params->tile_list = reinterpret_cast<ListedTile*>(workspace + kTileListOffset);
+  if (t.lists_tiles) params->tile_list = reinterpret_cast<ListedTile*>(workspace + kTileListOffset);
 }
 
 }  // namespace

@@ -88,11 +88,12 @@ struct ForwardSchedule {
   int tiles = 0;                   // total; varlen: maximum
   int l2_heads = 1;                // packed heads that run together (varlen: per sequence)
   bool dynamic_scheduler = false;  // tiles come from a counter
+  bool lists_tiles = false;        // varlen: schedule() lists the tiles
   bool no_keys = false;            // no key: the kernel reads zeros in the workspace
   int grid = 0;
   // Splits of the keys, the n_blocks of each, and the offsets of their results in the workspace.
   int splits = 1, split_n_blocks = 0;
-  int combine_lanes = 1;  // lanes that merge a row
+  int combine_lanes = 1;  // threads that merge a row
   size_t split_out_offset = 0, split_lse_offset = 0;
   // T.device_splits: the most queries of a sequence that is split, and the rows of results in the workspace. 0: no
   // sequence can be split.

@@ -52,11 +52,14 @@ double predict(const Problem& p, const ForwardTiles& t, const ForwardTimes& time
     iterations = std::max(iterations, total / static_cast<double>(sms) + first + times.tile);
   }
   // One warpgroup with rows has the tensor core for itself.
-  const double share = p.seqlen_q * t.pack_gqa <= 64 ? tuning.one_warpgroup : 1;
+  const bool is_one = p.seqlen_q * t.pack_gqa <= 64;
   const double bytes = 2.0 * static_cast<double>(p.batch * p.heads_k * n_blocks.last * t.tile_n) *
                        static_cast<double>(p.head_dim + p.head_dim_v);
-  const double iteration = std::max(times.iteration * share, times.load);
-  double time = tuning.launch + std::max(iterations * iteration, bytes / tuning.read_rate);
+  const double mma = times.iteration * (is_one ? tuning.one_warpgroup : 1);
+  const bool may_load = is_one || p.page_table;  // loads may bind
+  const double of_cta = iterations * (may_load ? std::max(mma, times.load) : mma), of_memory = bytes / tuning.read_rate;
+  double time =
+      tuning.launch + std::max(of_cta, of_memory) + (may_load ? tuning.both * std::min(of_cta, of_memory) : 0);
   if (splits > 1) {
     const double results = 4.0 * count / tiles * static_cast<double>(p.batch * p.seqlen_q * p.heads_q * p.head_dim_v);
     time += tuning.combine + parts * tuning.combine_split + results / tuning.combine_rate;

@@ -18,11 +18,14 @@ struct ForwardOrderTuning {
 
   // Predicted times (plan/forward_time.h) in microseconds: the launch, the launch that combines splits, and what a
   // further split adds to it. Rates are in bytes per microsecond: keys and values, and the results of splits.
-  double launch = 3, combine = 1, combine_split = 0.2, read_rate = 4.3e6, combine_rate = 1e6;
+  double launch = 3, combine = 3, combine_split = 0.03, read_rate = 4.3e6, combine_rate = 1e6;
   double one_warpgroup = 0.7;  // share of an iteration's time if only one warpgroup has rows
-  double worth = 0.97;         // the largest share of the time for another tile or splits
+  // The share of the shorter time, of a CTA's and memory's, that does not overlap the other.
+  double both = 0.2;
+  double worth = 0.97;  // the largest share of the time for another tile or splits
 
-  int64_t combine_many_rows = 1 << 14;  // queries of all heads from which on a row has few lanes
+  int64_t combine_few_rows = 1 << 8;    // queries of all heads below which several CTAs share a row
+  int64_t combine_many_rows = 1 << 14;  // queries of all heads from which on a row has few threads
 
   // batch_invariant: the keys of a split, rounded up to whole n_blocks. The number is part of a result's bits.
   int64_t invariant_split_keys = 1024;

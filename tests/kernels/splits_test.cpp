@@ -48,21 +48,26 @@ TEST(KernelsSplits, EverySize) {
        {"--dtype bf16 --head-dim 128 --head-dim-v 128 --seqlen-q 300 --seqlen-k 257 --heads-q 3 --heads-k 3 --splits "
         "3"},
        {"--dtype f16 --head-dim 192 --head-dim-v 128 --seqlen-q 200 --seqlen-k 300 --causal 1 --splits 2"},
-       {"--dtype bf16 --head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 200 --heads-q 2 --splits 4"}});
+       {"--dtype bf16 --head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 200 --heads-q 2 --splits 4"},
+       // More splits than combine_by_cta() copies at once.
+       {"--dtype f16 --head-dim 16 --head-dim-v 16 --seqlen-q 1 --seqlen-k 18000 --splits 140 --float32 o"}});
 }
 
-// Many rows have few lanes when the splits are merged.
-TEST(KernelsSplits, FewLanes) {
-  plan::Tuning tuning;
-  tuning.sm90.forward_order.combine_many_rows = tuning.sm100.forward_order.combine_many_rows = 0;
-  const ForcedTuning forced(tuning);
+// The more rows, the fewer threads merge a row: several CTAs in the other tests, a warp and 8 lanes here.
+TEST(KernelsSplits, LanesOfMerge) {
   std::vector<CheckedCase> cases;
   for (const char* dims : {"8", "64", "96", "128", "256"})
     cases.emplace_back("--dtype bf16 --head-dim " + std::string(dims) + " --head-dim-v " + dims +
                        " --seqlen-q 70 --seqlen-k 900 --heads-q 6 --heads-k 2 --splits 5 --causal 1");
   cases.emplace_back("--dtype f16 --head-dim 128 --head-dim-v 128 --seqlen-q 9 --seqlen-k 500 --splits 3 --float32 o");
-  expect_all_good(cases);
-  EXPECT_EQ(plan_of_case(TANDEM_FORWARD, cases.back().flags, tuning).forward.combine_lanes, 8);
+  for (const int lanes : {8, 32}) {
+    plan::Tuning tuning;
+    tuning.sm90.forward_order.combine_few_rows = tuning.sm100.forward_order.combine_few_rows = 0;
+    if (lanes == 8) tuning.sm90.forward_order.combine_many_rows = tuning.sm100.forward_order.combine_many_rows = 0;
+    const ForcedTuning forced(tuning);
+    expect_all_good(cases);
+    EXPECT_EQ(plan_of_case(TANDEM_FORWARD, cases.back().flags, tuning).forward.combine_lanes, lanes);
+  }
 }
 
 TEST(KernelsSplits, PackedSequences) {

@@ -352,6 +352,9 @@ std::vector<AppendCase> append_cases() {
   AppendCase many{.places = Places::slots, .heads_k = 1, .head_dim = 8, .head_dim_v = 8, .page_size = 128};
   for (int64_t n = 0; n < 2000; ++n) many.slots.push_back(n * 7919 % 640 - (n % 11 == 0 ? 700 : 0));
   cases.push_back(many);
+  // Rows of many heads, which several CTAs of a GPU divide.
+  cases.push_back({.heads_q = 66, .head_dim = 128, .rotary_dim = 96, .new_keys = {1, 1}, .in_place = true});
+  cases.push_back({.places = Places::slots, .heads_k = 70, .slots = {4, 9, 4}});
   cases.push_back({.places = Places::slots, .slots = {}, .rest = 2});
   cases.push_back({.places = Places::slots, .heads_q = 2, .rotary_dim = 64, .slots = {1, 2, 3}, .appends = false});
   // Packed lengths, some 0; rows after the last sequence; odd pages; heads before rows.

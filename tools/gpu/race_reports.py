@@ -4,7 +4,7 @@
     python tools/gpu/race_reports.py racecheck.log
 
 The log comes from compute-sanitizer --tool racecheck --racecheck-report analysis, with TANDEM_LINE_INFO=1. racecheck
-orders a write after the reads of the threads that arrived at the mbarrier. It ignores the other threads that these
+orders a write after the reads of the threads that arrived at the mbarrier. The tool ignores the threads that these had
 waited for. tools/gpu/race_minimal.cu shows this for every release below.
 """
 

@@ -93,7 +93,7 @@ TANDEM_DEVICE void load(const ForwardParams& p, SharedStorage<T>& s) {
   PipelineState<kWorkSlots> slot;
   u32 q_parity = 3;  // one bit per tile
   const int pack_shift = log2_of(p.pack_gqa), heads = p.heads_q >> pack_shift, rank = cta_rank<T>();
-  const int listed = T.options.varlen ? p.counter[1] : 0;
+  const int listed = listed_tiles<T>(p);
   const int num_work_tiles = T.options.varlen ? listed * heads * (T.split_keys ? p.split.count : 1) : p.tiles;
   const int stride = gridDim.x / T.ctas();
   int fresh = blockIdx.x / T.ctas();  // index of the next work tile without a retry

@@ -21,7 +21,7 @@ struct WorkTiles {
       : p(params),
         s(shared),
         pack_shift(log2_of(params.pack_gqa)),
-        listed(T.options.varlen ? params.counter[1] : 0),
+        listed(listed_tiles<T>(params)),
         count(T.options.varlen ? listed * (params.heads_q >> pack_shift) * splits(params) : params.tiles) {}
 
   static TANDEM_DEVICE int splits(const ForwardParams& p) { return T.split_keys ? p.split.count : 1; }
@@ -42,6 +42,7 @@ struct WorkTiles {
     }
     if (n >= count) return false;
     const TileCoords tile = coords_at<T>(p, tile_of_work<T>(p, n), listed);
+    if (T.options.varlen && tile.q_rows == 0) return false;  // there is no list: the CTA's only tile is empty
     s.work_tiles[tile_idx++ % kSlots] = {{tile, n, strict, 0}, (tile.head << pack_shift) / (p.heads_q / p.heads_k)};
     return true;
   }

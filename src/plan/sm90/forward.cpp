@@ -101,12 +101,11 @@ Sm90ForwardConfig fastest_tile(const Problem& p, const Sm90ForwardConfig& t, int
   return best;
 }
 
-// Returns the microseconds in which a CTA loads an iteration's keys and values in pages, or 0 without pages.
-double page_load_time(const Sm90ForwardConfig& t) {
+// Returns the microseconds in which a CTA loads an iteration's keys and values.
+double load_time(const Sm90ForwardConfig& t) {
   const int blocks = t.blocks(t.head_dim) + t.blocks(t.head_dim_v);
   if (t.gathers_pages) return kSm90GatheredKiB * t.tile_n * blocks * 128 / 1024;
-  if (t.page_rows == 0) return 0;
-  const int rows = std::min(t.page_rows, t.tile_n);
+  const int rows = t.page_rows == 0 ? t.tile_n : std::min(t.page_rows, t.tile_n);
   return (kSm90PageBox + kSm90PageBoxRow * rows) * blocks * t.tile_n / rows;
 }
 
@@ -114,7 +113,7 @@ double page_load_time(const Sm90ForwardConfig& t) {
 
 ForwardTimes forward_times_of(const Sm90ForwardConfig& t) {
   const double dims = std::max((t.head_dim + t.head_dim_v) / 2.0, 64.0);  // below 64 exponentials bind
-  const double load = page_load_time(t);
+  const double load = load_time(t);
   for (const Sm90ForwardTimes& c : kSm90ForwardTimes)
     if (c.warpgroups == t.warpgroups && c.tile_n == t.tile_n) return {c.fixed + c.per_dim * dims, c.tile, load};
   const Sm90ForwardTimes& c = kSm90ForwardTimes[0];

@@ -463,7 +463,8 @@ TEST(ForwardPlan, VarlenBoundHoldsForAllLengths) {
     for (const Problem& p : {packed(sizes, total, 100), padded}) {
       const ForwardSchedule plan = plan_of(p);
       EXPECT_EQ(plan.tiles, plan.m_blocks * plan.packed_heads);
-      EXPECT_TRUE(plan.dynamic_scheduler);
+      EXPECT_EQ(plan.dynamic_scheduler, plan.lists_tiles);
+      if (!plan.lists_tiles) continue;
       EXPECT_GE(workspace_of(p), plan::kWorkspaceAlignment - 1 + plan::kTileListOffset +
                                      static_cast<size_t>(plan.m_blocks) * sizeof(ListedTile));
     }
@@ -533,7 +534,14 @@ TEST(ForwardPlan, Launches) {
   EXPECT_FALSE(plan::make_plan(equal, blackwell()).launches[0].overlap_previous);
   EXPECT_TRUE(one.fills.empty() && one.regions.empty());
 
-  const plan::Plan two = plan::make_plan(packed({.batch = 3, .seqlen_q = 100, .seqlen_k = 100}, 250, 250), hopper());
+  // Sequences of one tile need no list if all tiles run at once.
+  const auto packed_plan = [](int64_t batch, int64_t seqlen_q) {
+    return plan::make_plan(packed({.batch = batch, .seqlen_q = seqlen_q, .seqlen_k = 100}, 250, 250), hopper());
+  };
+  EXPECT_EQ(packed_plan(3, 100).launches.size(), 1u);
+  EXPECT_TRUE(packed_plan(3, 100).regions.empty());
+  EXPECT_EQ(packed_plan(133, 100).launches[0].entry, plan::EntryId::schedule);
+  const plan::Plan two = packed_plan(3, 200);
   ASSERT_EQ(two.launches.size(), 2u);
   EXPECT_EQ(two.launches[0].entry, plan::EntryId::schedule);
   EXPECT_EQ(two.launches[0].grid, 1u);

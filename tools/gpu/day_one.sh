@@ -3,7 +3,7 @@
 # each failure. An H100, an H200 and vgpu:b200 run the experiments that apply to them. The page names the skipped ones.
 #
 #   tools/gpu/day_one.sh [<folder>] [--device cuda:0|vgpu:b200] [--out <folder>] [--only e1-one-cta,e4,...]
-#                        [--full] [--plant descriptor,n,barrier,order,stall,fault]
+#                        [--full] [--plant descriptor,n,barrier,swizzle,order,stall,fault]
 #
 # The folder is a build folder or an unpacked archive of tools/gpu/day_one/pack.sh; the default is the folder above this
 # script. An archive needs a driver and bash: no compiler, no network, no Python. Each experiment is one process with a
@@ -67,6 +67,7 @@ proof-forward|240|Random problems, forward|see the failed experiment below; else
 e3-products|90|E3 order of products without waits|TANDEM_SM100=wait_products
 e1-two-ctas|60|E1 products of two CTAs|TANDEM_SM100=no_two_cta (head_dim above 192 or head_dim_v above 128: TANDEM_DEVICE=cpu)
 e2-two-ctas|60|E2 widths that are no multiple of 64, two CTAs|not needed: the default uses multiples of 64; do not set exact_n
+e14|60|E14 operands with the 64-byte swizzle, two CTAs|TANDEM_SM100=no_two_cta (only gradients of head_dim 129 to 192 use this swizzle)
 proof-gradients|240|Random problems, gradients|see the failed experiments; else TANDEM_SM100=no_two_cta,wait_products,no_overlap
 e3-calls|300|E3 same bits in thousands of backward calls|TANDEM_SM100=wait_products
 e4|30|E4 commits without products|TANDEM_SM100=no_two_cta

@@ -38,6 +38,9 @@ TEST(Sm100Switches, TwoCtas) {
   EXPECT_TRUE(forward_of(p, "").two_cta && backward_of(p, "").two_cta);
   EXPECT_FALSE(forward_of(p, "no_two_cta").two_cta || backward_of(p, "exact_n,no_two_cta").two_cta);
   EXPECT_TRUE(forward_of(of_head_dim(256), "no_two_cta").two_cta);  // no other kernel
+  const Problem wide_keys = dense({.seqlen_q = 4096, .seqlen_k = 4096, .head_dim = 192});
+  EXPECT_TRUE(backward_of(wide_keys, "").two_cta_ring());
+  EXPECT_TRUE(backward_of(wide_keys, "no_two_cta").two_pass());
 }
 
 TEST(Sm100Switches, ClusterLaunchControl) {

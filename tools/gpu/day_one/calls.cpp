@@ -115,7 +115,8 @@ Outcome order_of_calls(Lab& lab) {
   const int launches = lab.count(12'000, 1);
   for (const Shape& shape :
        {Shape{"d128", "--head-dim 128 --head-dim-v 128"}, Shape{"d64", "--head-dim 64 --head-dim-v 64"},
-        Shape{"(96,48)", "--head-dim 96 --head-dim-v 48"}, Shape{"d256", "--head-dim 256 --head-dim-v 256"}}) {
+        Shape{"(96,48)", "--head-dim 96 --head-dim-v 48"}, Shape{"(192,128)", "--head-dim 192 --head-dim-v 128"},
+        Shape{"d256", "--head-dim 256 --head-dim-v 256"}}) {
     lab.gpu().set_tuning(with_switches(""));
     Call call(lab, sizes + shape.flags, TANDEM_BACKWARD);
     std::string wrong = same_bits(lab, call, launches);
@@ -130,7 +131,7 @@ Outcome order_of_calls(Lab& lab) {
     std::fflush(stdout);
     if (!wrong.empty()) return {Verdict::failed, str_cat("backward ", shape.name, ": ", wrong)};
   }
-  return {Verdict::ok, str_cat("backward d128, d64, (96,48), d256: same bits in ", launches, " launches",
+  return {Verdict::ok, str_cat("backward d128, d64, (96,48), (192,128), d256: same bits in ", launches, " launches",
                                lab.is_blackwell() ? ", and if each product waits for the previous one" : "")};
 }
 
@@ -147,7 +148,9 @@ Outcome exits(Lab& lab) {
        {One{"forward", "--seqlen-q 512 --seqlen-k 256 --head-dim 128 --head-dim-v 128", TANDEM_FORWARD},
         One{"forward with CLC", "--seqlen-q 256 --seqlen-k 256 --causal 1 --head-dim 256 --head-dim-v 256",
             TANDEM_FORWARD},
-        One{"backward", "--seqlen-q 128 --seqlen-k 256 --head-dim 128 --head-dim-v 128", TANDEM_BACKWARD}}) {
+        One{"backward", "--seqlen-q 128 --seqlen-k 256 --head-dim 128 --head-dim-v 128", TANDEM_BACKWARD},
+        One{"backward of (192,128)", "--seqlen-q 128 --seqlen-k 256 --head-dim 192 --head-dim-v 128",
+            TANDEM_BACKWARD}}) {
     Call call(lab, one.flags, one.pass);
     std::string wrong = same_bits(lab, call, launches);
     if (wrong.empty() && replays > 0) {
@@ -306,15 +309,21 @@ double flops_of(const test::Case& c, tandem_pass pass) {
 // The clocks between two m_blocks of a backward, which show whether dq or the tensor core is the limit.
 Outcome iteration_clocks(Lab& lab) {
   if (lab.is_virtual()) return {Verdict::skipped, "time has no meaning on a virtual GPU"};
-  const std::string flags = "--seqlen-q 8192 --seqlen-k 8192 --heads-q 37 --heads-k 37 --head-dim 128 --head-dim-v 128";
-  Call call(lab, flags, TANDEM_BACKWARD);
-  const double milliseconds = time_of(lab, call), flops = flops_of(test::from_flags(kCommon + flags), TANDEM_BACKWARD);
-  const double clocks = milliseconds * lab.properties().clock_khz;
-  const double iterations = 37.0 * (8192 / 128) * (8192 / 128.0) / lab.properties().sm_count;
-  return {Verdict::measured, str_cat("backward d128, 8192 full: ", static_cast<int>(flops / milliseconds / 1e9),
-                                     " TFLOP/s, ", static_cast<int>(clocks / iterations),
-                                     " clocks for 128 x 128 scores of an SM at the nominal clock (tensor "
-                                     "core of Blackwell: 2560)")};
+  std::string found;
+  for (const int head_dim : {128, 192}) {
+    const std::string flags =
+        str_cat("--seqlen-q 8192 --seqlen-k 8192 --heads-q 37 --heads-k 37 --head-dim ", head_dim, " --head-dim-v 128");
+    Call call(lab, flags, TANDEM_BACKWARD);
+    const double milliseconds = time_of(lab, call),
+                 flops = flops_of(test::from_flags(kCommon + flags), TANDEM_BACKWARD);
+    const double clocks = milliseconds * lab.properties().clock_khz;
+    const double iterations = 37.0 * (8192 / 128) * (8192 / 128.0) / lab.properties().sm_count;
+    found += str_cat(found.empty() ? "" : "; ", "(", head_dim, ",128): ", static_cast<int>(flops / milliseconds / 1e9),
+                     " TFLOP/s, ", static_cast<int>(clocks / iterations),
+                     " clocks (tensor core of Blackwell: ", 4 * (3 * head_dim + 2 * 128), ")");
+  }
+  return {Verdict::measured,
+          str_cat("backward, 8192 full, clocks at the nominal rate for 128 x 128 scores of an SM: ", found)};
 }
 
 // A line of the file: "forward" or "backward", and flags.

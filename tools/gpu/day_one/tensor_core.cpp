@@ -16,10 +16,17 @@ constexpr int kGuard = 16;  // as in kernels/product.cuh
 constexpr float kUntouched = -77;
 constexpr unsigned kSmemBytes = 32768 + 65536;
 
+// As in kernels/operands.cuh.
+struct Swizzle {
+  int row_bytes = 128, mask = 0x70;
+};
+constexpr Swizzle k64Bytes{64, 0x30};
+
 // The parameters and the words of kernels/product.cuh.
 struct Parameters {
   int m, n, k;
   int a_in_tmem, a_by_columns, b_by_columns, f16;
+  Swizzle b_swizzle;
   int column, columns, repeat, arrivals, limit, run, n_added;
   uint64_t flipped;
 };
@@ -35,6 +42,8 @@ struct Row {
   bool a_in_tmem, a_by_columns, b_by_columns, f16;
   int column;
   uint32_t instr_desc;
+  int k = 128;
+  Swizzle b_swizzle = {};
 };
 constexpr Row kOneCta[] = {
     {"S = K Q", 1, 128, 128, false, false, false, false, 256, 0x08200490},
@@ -63,6 +72,11 @@ constexpr Row kExactTwoCtas[] = {
     {"N 160, 80 in each CTA", 2, 256, 160, true, false, true, false, 256, 0x10290490},
     {"N 192, 96 in each CTA", 2, 256, 192, true, false, true, false, 256, 0x10310490},
 };
+// The products of two_cta_ring() whose operand has blocks of 32 columns.
+constexpr Row k64ByteSwizzle[] = {
+    {"dK += dS Q, 32 columns in each CTA", 2, 256, 64, true, false, true, false, 320, 0x10110490, 128, k64Bytes},
+    {"dQ = dS K, 96 columns in each CTA", 2, 128, 192, false, true, true, false, 96, 0x08318490, 256, k64Bytes},
+};
 
 uint16_t element(int x, bool f16) {
   if (!f16) return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(x)) >> 16);
@@ -76,24 +90,29 @@ int number(int line, int k, int seed) { return static_cast<int>((line * 7919u + 
 class ProductTest {
  public:
   ProductTest(Lab& lab, const Row& row)
-      : lab_(lab), row_(row), columns_(row.m / row.ctas == 64 ? row.n / 2 : row.n), p_{row.m,
-                                                                                       row.n,
-                                                                                       128,
-                                                                                       row.a_in_tmem,
-                                                                                       row.a_by_columns,
-                                                                                       row.b_by_columns,
-                                                                                       row.f16,
-                                                                                       row.column,
-                                                                                       columns_,
-                                                                                       1,
-                                                                                       1,
-                                                                                       lab.polls(),
-                                                                                       0,
-                                                                                       0,
-                                                                                       0} {
+      : lab_(lab),
+        row_(row),
+        columns_(row.m / row.ctas == 64 ? row.n / 2 : row.n),
+        p_{row.m,
+           row.n,
+           row.k,
+           row.a_in_tmem,
+           row.a_by_columns,
+           row.b_by_columns,
+           row.f16,
+           row.b_swizzle,
+           row.column,
+           columns_,
+           1,
+           1,
+           lab.polls(),
+           0,
+           0,
+           0} {
     if (lab.plants("n")) p_.n_added = 16;
     if (lab.plants("descriptor")) p_.flipped = uint64_t{1} << 33;
     if (lab.plants("barrier")) p_.arrivals = 2;
+    if (lab.plants("swizzle")) p_.b_swizzle.mask = 0x70;
   }
 
   // Returns what is wrong, or nothing.
@@ -146,16 +165,19 @@ class ProductTest {
     return text;
   }
   std::string check_words() const {
-    const auto low = [&](bool by_columns) { return by_columns ? static_cast<uint32_t>(p_.k * 128 / 16) << 16 : 0u; };
+    const auto low = [&](bool by_columns, int row_bytes) {
+      return by_columns ? static_cast<uint32_t>(p_.k * row_bytes / 16) << 16 : 0u;
+    };
     if (seen_.instr_desc != row_.instr_desc)
       return str_cat("instruction descriptor ", hex(seen_.instr_desc), " must be ", hex(row_.instr_desc), " (N is ",
                      (seen_.instr_desc >> 17 & 63) * 8, ", must be ", row_.n, ")");
-    for (const auto& [name, high, its_low, by_columns] :
-         {std::tuple("a", seen_.a_high, seen_.a_low, row_.a_by_columns),
-          std::tuple("b", seen_.b_high, seen_.b_low, row_.b_by_columns)}) {
-      if (high != 0x40004040 || its_low != low(by_columns))
+    for (const auto& [name, high, its_low, by_columns, row_bytes] :
+         {std::tuple("a", seen_.a_high, seen_.a_low, row_.a_by_columns, 128),
+          std::tuple("b", seen_.b_high, seen_.b_low, row_.b_by_columns, row_.b_swizzle.row_bytes)}) {
+      const uint32_t right_high = row_bytes == 128 ? 0x40004040 : 0x80004020, right_low = low(by_columns, row_bytes);
+      if (high != right_high || its_low != right_low)
         return str_cat("shared memory descriptor of ", name, " is ", hex(high), hex(its_low),
-                       " without its address, must be ", hex(0x40004040), hex(low(by_columns)));
+                       " without its address, must be ", hex(right_high), hex(right_low));
     }
     return "";
   }
@@ -221,14 +243,24 @@ Outcome products(Lab& lab, const Row (&rows)[n]) {
   return {Verdict::ok, str_cat(n, " products: every sum and every word of their descriptors is right")};
 }
 
+// As in kernels/order.cuh.
 struct OrderParameters {
-  int n, scores, iterations, limit, reversed;
+  int n, m_scores, scores;
+  Swizzle b_swizzle;
+  int iterations, limit, reversed;
+};
+struct OrderShape {
+  int ctas, n, scores;
+  int m_scores = 128;
+  Swizzle b_swizzle = {};
 };
 
 // Compares the sums of P b over all iterations with integers.
-std::string order_of(Lab& lab, int ctas, int n, int scores) {
+std::string order_of(Lab& lab, const OrderShape& shape) {
+  const int ctas = shape.ctas, n = shape.n;
   constexpr int kInner = 128, kRows = 256, kTurns = 8;
-  const OrderParameters o{n, scores, lab.count(1000, 3), lab.polls(), lab.plants("order")};
+  const OrderParameters o{n,           shape.m_scores,     shape.scores, shape.b_swizzle, lab.count(1000, 3),
+                          lab.polls(), lab.plants("order")};
   std::vector<uint16_t> p, b, s(128 * 64, element(1, false));
   for (int i = 0; i < kTurns * kRows; ++i)
     for (int k = 0; k < kInner; ++k) p.push_back(element(number(i, k, 3), false));
@@ -262,13 +294,12 @@ std::string order_of(Lab& lab, int ctas, int n, int scores) {
 
 Outcome order(Lab& lab) {
   if (!lab.is_blackwell()) return not_blackwell();
-  struct Shape {
-    int ctas, n, scores;
-  };
-  for (const Shape& shape : {Shape{1, 128, 128}, Shape{1, 64, 128}, Shape{1, 128, 64}, Shape{2, 128, 128}}) {
+  // The last shape is dK of two_cta_ring() with dQ, which overwrites dS.
+  for (const OrderShape& shape : {OrderShape{1, 128, 128}, OrderShape{1, 64, 128}, OrderShape{1, 128, 64},
+                                  OrderShape{2, 128, 128}, OrderShape{2, 64, 192, 64, k64Bytes}}) {
     std::string wrong;
     try {
-      wrong = order_of(lab, shape.ctas, shape.n, shape.scores);
+      wrong = order_of(lab, shape);
     } catch (const std::runtime_error& error) {
       wrong = str_cat("order of products: ", error.what());
     }
@@ -337,7 +368,8 @@ std::vector<Experiment> tensor_core_experiments() {
           {"e3-products", order},
           {"e4", empty_commit},
           {"e9", tmem_loads},
-          {"e10", pair_rate}};
+          {"e10", pair_rate},
+          {"e14", [](Lab& lab) { return products(lab, k64ByteSwizzle); }}};
 }
 
 }  // namespace tandem::day_one

@@ -15,11 +15,16 @@ TANDEM_DEVICE u32 rank_in_pair() {
   return rank;
 }
 
-// The address of an element with TMA's 128-byte swizzle: rows of 64 elements in blocks of `rows` rows.
-TANDEM_DEVICE u32 swizzled(int row, int column, int rows) {
-  const u32 at = column / 64 * (rows * 128) + row * 128 + column % 64 * 2;
-  return at ^ (at >> 3 & 0x70);
-}
+// TMA's swizzle: rows of row_bytes in blocks, and the bits of an address that the swizzle changes.
+struct Swizzle {
+  int row_bytes = 128, mask = 0x70;
+
+  // The address of an element in blocks of `rows` rows.
+  TANDEM_DEVICE u32 address(int row, int column, int rows) const {
+    const u32 at = 2 * column / row_bytes * (rows * row_bytes) + row * row_bytes + 2 * column % row_bytes;
+    return at ^ (at >> 3 & mask);
+  }
+};
 
 // An operand: `lines` rows of A or columns of B, from `first` on, times `inner` elements. Element (line, k) is
 // at[line * line_stride + k * k_stride]. by_columns: rows of shared memory lie along the inner dimension.
@@ -27,19 +32,25 @@ struct SmemOperand {
   const u16* at;
   int first, lines, line_stride, k_stride, inner;
   bool by_columns;
+  Swizzle swizzle = {};
 
   TANDEM_DEVICE void write(unsigned char* to) const {
     for (int i = threadIdx.x; i < lines * inner; i += blockDim.x) {
       const int line = i / inner, k = i % inner;
-      const u32 place = by_columns ? swizzled(k, line, inner) : swizzled(line, k, lines);
+      const u32 place = by_columns ? swizzle.address(k, line, inner) : swizzle.address(line, k, lines);
       *reinterpret_cast<u16*>(to + place) = at[(first + line) * line_stride + k * k_stride];
     }
   }
   TANDEM_DEVICE u64 descriptor(const unsigned char* from) const {
-    return tcgen05_smem_desc(shared_address(from), by_columns ? inner * 128 : 0, 1024);
+    const int bytes = swizzle.row_bytes;
+    return tcgen05_smem_desc(shared_address(from), by_columns ? inner * bytes : 0, 8 * bytes,
+                             bytes == 128 ? SmemSwizzle::b128 : SmemSwizzle::b64);
   }
   // The offset of the c-th 16 inner elements.
-  TANDEM_DEVICE u64 step(int c) const { return by_columns ? c * (2048 >> 4) : c / 4 * (lines * 128 >> 4) + c % 4 * 2; }
+  TANDEM_DEVICE u64 step(int c) const {
+    const int in_row = swizzle.row_bytes / 32;
+    return by_columns ? c * swizzle.row_bytes : c / in_row * (lines * swizzle.row_bytes >> 4) + c % in_row * 2;
+  }
 };
 
 // Stores `inner` elements of a row per thread to tensor memory, two per column. All 128 threads call this function.

@@ -3,7 +3,9 @@
 #include "operands.cuh"
 
 struct Order {
-  int n, scores;  // columns of the first result, and of the second
+  int n;                 // columns of the first result
+  int m_scores, scores;  // rows of a CTA, and columns, of the second
+  Swizzle b_swizzle;
   int iterations, limit, reversed;
 };
 
@@ -21,8 +23,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   const int rank = rank_in_pair(), columns = o.n / CTAS, score_columns = o.scores / CTAS;
   const u32 lanes = (threadIdx.x / 32 * 32) << 16;
   unsigned char *const a_at = memory + 32768, *const s_at = a_at + 16384;
-  const SmemOperand right{b, rank * columns, columns, kInner, 1, kInner, true};
-  const SmemOperand keys{s, 0, 128, kInnerOfScores, 1, kInnerOfScores, false},
+  const SmemOperand right{b, rank * columns, columns, kInner, 1, kInner, true, o.b_swizzle};
+  const SmemOperand keys{s, 0, o.m_scores, kInnerOfScores, 1, kInnerOfScores, false},
       queries{s, 0, score_columns, kInnerOfScores, 1, kInnerOfScores, false};
   if (threadIdx.x == 0) {
     mbarrier_init(&done, 1);
@@ -44,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     if (threadIdx.x == 0 && rank == 0) {
       tcgen05_fence_after();
       const u32 first = tcgen05_instr_desc(MmaLayout::nn, false, 128 * CTAS, o.n);
-      const u32 second = tcgen05_instr_desc(MmaLayout::nt, false, 128 * CTAS, o.scores);
+      const u32 second = tcgen05_instr_desc(MmaLayout::nt, false, o.m_scores * CTAS, o.scores);
       const u64 b_desc = right.descriptor(memory), k_desc = keys.descriptor(a_at), q_desc = queries.descriptor(s_at);
 #pragma unroll 1
       for (int turn = 0; turn < 2; ++turn) {

@@ -5,6 +5,7 @@
 struct ProductCase {
   int m, n, k;  // sizes in both CTAs together
   int a_in_tmem, a_by_columns, b_by_columns, f16;
+  Swizzle b_swizzle;
   int column;    // first column of the result in tensor memory
   int columns;   // columns of the result in a CTA
   int repeat;    // number of times that the product is issued
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   const int rank = rank_in_pair(), lines = p.m / CTAS, columns = p.n / CTAS;
   unsigned char* const b_at = memory + 32768;
   const SmemOperand left{a, rank * lines, lines, p.k, 1, p.k, p.a_by_columns != 0};
-  const SmemOperand right{b, rank * columns, columns, p.k, 1, p.k, p.b_by_columns != 0};
+  const SmemOperand right{b, rank * columns, columns, p.k, 1, p.k, p.b_by_columns != 0, p.b_swizzle};
   const MmaLayout layout = p.a_by_columns ? (p.b_by_columns ? MmaLayout::tn : MmaLayout::tt)
                                           : (p.b_by_columns ? MmaLayout::nn : MmaLayout::nt);
   const u32 instr_desc = tcgen05_instr_desc(layout, p.f16 != 0, p.m, p.n + p.n_added);

@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backward", action="store_true", help="the kernel of the gradients")
     parser.add_argument("--deterministic", action="store_true", help="with --backward: dq summed in one order")
     parser.add_argument("--one-cta", action="store_true", help="with --backward: no pairs of CTAs")
+    parser.add_argument("--part", choices=("dq", "dkdv"), help="with --backward: one of the kernels of head_dim 256")
     return parser.parse_args()
 
 
@@ -74,7 +75,19 @@ def compile_kernel(args: argparse.Namespace, dump: str) -> None:
 
     torch.cuda.current_device = lambda: 0  # the device check of semaphores
     cutlass.utils.HardwareInfo = cutlass.utils.hardware_info.HardwareInfo = Hardware
-    from flash_attn.cute import interface
+    from flash_attn.cute import interface, sm100_hd256_2cta_fmha_backward
+
+    class Nothing:
+        """Replaces the other kernel."""
+
+        def __init__(self, *_, **__) -> None: ...
+
+        def __call__(self, *_) -> None: ...
+
+    if args.part:
+        other = {"dq": "DKDV", "dkdv": "DQ"}[args.part]
+        name = f"BlackwellFusedMultiHeadAttentionBackward{other}Kernel"
+        setattr(sm100_hd256_2cta_fmha_backward, name, Nothing)
 
     def tensor(heads: int, head_dim: int) -> torch.Tensor:
         return torch.empty(2, args.seqlen, heads, head_dim, dtype=torch.bfloat16, device="cuda")

@@ -9,7 +9,8 @@ bool is_copy(const Instruction& i) {
   return i.base() == "UTMALDG" || (i.base() == "UBLKCP" && !i.opcode.starts_with("UBLKCP.G"));
 }
 bool is_copy_to_block(const Instruction& i) { return i.opcode.starts_with("UBLKCP.S.S"); }
-bool arrives(const Instruction& i) { return i.base() == "SYNCS" && i.has("ARRIVE"); }
+bool arrives(const Instruction& i) { return (i.base() == "SYNCS" && i.has("ARRIVE")) || arrives_after_loads(i); }
+bool arrives_after_loads(const Instruction& i) { return i.base() == "ARRIVES" && i.has("LDGSTSBAR"); }
 
 Barriers::Barriers(const std::vector<Instruction>& code, const Latencies& latencies, Simulation& run,
                    std::vector<SimulatedWarp>& warps)

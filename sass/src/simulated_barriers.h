@@ -49,6 +49,7 @@ struct SimulatedWarp {
 bool is_copy(const Instruction& instruction);           // a copy into shared memory with an mbarrier
 bool is_copy_to_block(const Instruction& instruction);  // to the shared memory of another block
 bool arrives(const Instruction& instruction);
+bool arrives_after_loads(const Instruction& instruction);  // cp.async.mbarrier.arrive
 
 class Barriers {
  public:

@@ -338,7 +338,9 @@ class Machine {
     switch (unit) {
       case Unit::exponential: return l_.exponential;
       case Unit::shared_memory: return l_.shared;
-      case Unit::memory: return i.has("STRONG") ? l_.charge(Charge::strong_load).clocks : l_.memory;
+      case Unit::memory:
+        if (i.base() == "LDL") return l_.shared;  // a spilled register, in the L1 cache
+        return i.has("STRONG") ? l_.charge(Charge::strong_load).clocks : l_.memory;
       case Unit::uniform: return l_.uniform;
       case Unit::tensor_memory: return i.base() == "STTM" ? l_.tensor_store : l_.tensor_load;
       default: return l_.control;
@@ -379,9 +381,10 @@ class Machine {
     if (i.base() == "SYNCS" && i.has("PHASECHK")) barriers_.wait(warp, e, time);
     if (arrives(i) && e.barrier != Event::kUnknown) {
       Cause cause = self;
-      cause.delay = Delay::barrier;
+      const bool loads = arrives_after_loads(i);
+      cause.delay = loads ? Delay::copies : Delay::barrier;
       const bool remote = static_cast<int>(e.barrier >> kBlockBits) != run_.warps[warp].block;
-      barriers_.arrive(e, warp, time + (remote ? l_.remote : 0), cause);
+      barriers_.arrive(e, warp, time + (remote ? l_.remote : loads ? l_.memory : 0), cause);
     }
     if (i.base() == "BAR") barriers_.arrive_named(warp, e, time);
     if (i.base() == "UTCBAR") commit(warp, e, time);

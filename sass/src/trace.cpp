@@ -45,7 +45,7 @@ Event event_of(int32_t number, const Instruction& i, const ValueAnalysis& values
   } else if (base == "UTMALDG" || base == "UBLKCP") {
     event.barrier = known(values.behind(operand(0), 1));
     if (base == "UBLKCP") event.amount = known(values.value(operand(2)));
-  } else if (base == "UTCBAR") {
+  } else if (base == "UTCBAR" || base == "ARRIVES") {
     event.barrier = known(values.address(operand(0)));
   } else if (base == "BAR") {
     event.barrier = known(values.value(operand(0)));

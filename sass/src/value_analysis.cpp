@@ -274,8 +274,9 @@ Value ValueAnalysis::compute(const Instruction& i, const std::vector<std::string
   }
   if (base == "SEL") {
     const Truth which = truth(i.operands.back());
-    if (!which) return at(0) == at(1) ? at(0) : Value();
-    return *which ? at(0) : at(1);
+    if (which) return *which ? at(0) : at(1);
+    constexpr uint32_t negates = 3u << 13;  // instruction descriptors negate no operand
+    return at(0) && at(1) && ((*at(0) ^ *at(1)) & ~negates) == 0 ? Value(*at(0) & *at(1)) : Value();
   }
   return {};
 }
@@ -327,12 +328,24 @@ void ValueAnalysis::multiply_wide(const Instruction& i) {
   set(to, static_cast<uint32_t>(product >> 32), 1);
 }
 
+// "STL [R1+0x34], R2", "LDL R2, [R1+0x34]": spilled registers.
+void ValueAnalysis::access_stack(const Instruction& i) {
+  if (i.base() == "STL") {
+    stack_[i.first()] = i.has("64") || i.has("128") ? Value() : value(i.last());
+    return;
+  }
+  const auto spilled = stack_.find(i.last());
+  forget(i);
+  if (spilled != stack_.end() && !i.has("64") && !i.has("128")) set(i.first(), spilled->second);
+}
+
 void ValueAnalysis::execute(const Instruction& i) {
   if (guard(i) == false) return;
   const std::string_view base = i.base();
   if ((base == "IMAD" || base == "UIMAD") && i.has("WIDE") && i.operands.size() >= 3) return multiply_wide(i);
   if (base == "ISETP" || base == "UISETP") return compare(i);
   if (base == "PLOP3" || base == "UPLOP3") return logic(i);
+  if (base == "STL" || base == "LDL") return access_stack(i);
   // Assumptions: a tested barrier is complete, registers and tensor memory are available, and one lane is elected.
   if (base == "SYNCS" || base == "ELECT" || base == "USETMAXREG" || base == "UTCATOMSWS") {
     if (!i.operands.empty() && is_predicate(i.operands[0])) set_predicate(i.operands[0], true);

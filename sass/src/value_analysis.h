@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -57,11 +59,13 @@ class ValueAnalysis {
   void compare(const Instruction& i);
   void logic(const Instruction& i);
   void multiply_wide(const Instruction& i);
+  void access_stack(const Instruction& i);
 
   const Kernel& kernel_;
   Place place_;
   std::array<Value, 256> registers_{}, uniform_{};
   std::array<Truth, 8> predicates_{}, uniform_predicates_{};
+  std::map<std::string, Value, std::less<>> stack_;  // by address, "[R1+0x34]"
 };
 
 }  // namespace tandem::machine_code

@@ -238,6 +238,42 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
   EXPECT_EQ(c.chain[0].what, "computing: copies");
 }
 
+// The same with cp.async, which arrives after its loads.
+TEST(MachineCodeClocks, ArrivalsAfterLoads) {
+  Kernel kernel = kernel_of_turn({"SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x8], R2", "LDGSTS.E [R11], [R6.64]",
+                                  "ARRIVES.LDGSTSBAR.64.ARVCNT [UR4]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R2",
+                                  "SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4+0x8], RZ"},
+                                 1);
+  kernel.code[0].control->write_barrier = kernel.code[3].control->write_barrier = 0;
+  kernel.code[1].control->waits = kernel.code[4].control->waits = 1;
+  WarpTrace load = warp_of(0, Role::load, 0, 3), softmax = warp_of(4, Role::softmax, 3, 5);
+  constexpr uint32_t full = 0x400, empty = 0x408, odd = 1u << 31;
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    Event* of_load = &load.events[load.turns[turn]];
+    Event* of_softmax = &softmax.events[softmax.turns[turn]];
+    of_load[0].barrier = of_softmax[1].barrier = empty;
+    of_load[2].barrier = of_softmax[0].barrier = full;
+    of_load[0].amount = turn % 2 == 0 ? odd : 0;
+    of_softmax[0].amount = turn % 2 == 0 ? 0 : odd;
+    of_softmax[1].amount = 0;
+  }
+  const Latencies& l = *latencies_of("sm_100");
+  const auto made = simulate(kernel, {load, softmax}, *rates_of("sm_100"), l);
+  EXPECT_EQ(made.assumed + made.unanswered, 0);
+  const Clocks c = clocks_of(made, kernel);
+  EXPECT_NEAR(c.step, l.memory + 2 * l.arrival, 8);
+  EXPECT_EQ(c.chain[0].what, "softmax: copies");
+}
+
+// The L1 cache has spilled registers.
+TEST(MachineCodeClocks, SpilledRegisters) {
+  Kernel kernel = kernel_of_turn({"LDL R4, [R1]", "FADD R4, R4, R4"}, 1);
+  kernel.code[0].control->write_barrier = 0;
+  kernel.code[1].control->waits = 1;
+  const Clocks c = clocks(kernel, {warp_of(4, Role::softmax, 0, 2)});
+  EXPECT_NEAR(c.step, latencies_of("sm_90")->shared, 3);
+}
+
 // Copies write 128 bytes per clock to shared memory, and a product that reads shared memory waits for them.
 TEST(MachineCodeClocks, CopiesTakeSharedMemoryFromProducts) {
   const Kernel kernel = kernel_of_turn({"SYNCS.ARRIVE.TRANS64 RZ, [UR4], R3", "UTMALDG.2D [UR8], [UR10]",

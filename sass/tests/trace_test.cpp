@@ -68,6 +68,22 @@ TEST(MachineCodeValues, WhatMemorySaysIsUnknown) {
   EXPECT_EQ(v.value("R7"), 0u);
 }
 
+TEST(MachineCodeValues, SpilledRegisters) {
+  const ValueAnalysis v = after({"MOV R2, 0x7", "STL [R1+0x34], R2", "MOV R2, RZ", "LDL R3, [R1+0x34]",
+                                 "STL.64 [R1+0x34], R2", "LDL R4, [R1+0x34]", "LDL R5, [R1+0x38]"});
+  EXPECT_EQ(v.value("R3"), 7u);
+  EXPECT_EQ(v.value("R4"), std::nullopt);
+  EXPECT_EQ(v.value("R5"), std::nullopt);
+}
+
+// Parameters of CuTe kernels decide if a product negates its operands.
+TEST(MachineCodeValues, ProductsNegateNothing) {
+  const ValueAnalysis v = after({"MOV R2, 0x8412490", "SEL R3, R2, 0x8410490, P0", "SEL R4, RZ, 0x4000, !P0",
+                                 "IADD3 R5, PT, PT, R3, R4, RZ", "SEL R6, R2, 0x8510490, P0"});
+  EXPECT_EQ(v.value("R5"), 0x8410490u);
+  EXPECT_EQ(v.value("R6"), std::nullopt);
+}
+
 TEST(MachineCodeValues, Predicates) {
   const ValueAnalysis v =
       after({"MOV R2, 0xffffffff", "ISETP.LT.AND P0, P1, R2, RZ, PT", "ISETP.LT.U32.AND P2, PT, R2, RZ, PT",
@@ -99,6 +115,7 @@ const Lines kRing = Lines{"S2R R0, SR_TID.X",
                           "SYNCS.ARRIVE.TRANS64 RZ, [R4+URZ], R6",
                           "R2UR UR9, R4",
                           "UTMALDG.2D [UR8], [UR10]",
+                          "ARRIVES.LDGSTSBAR.64.ARVCNT [UR9]",
                           "IADD3 R2, PT, PT, R2, 0x1, RZ",
                           "ISETP.NE.AND P2, PT, R2, 0x2, PT",
                           "SEL R2, R2, RZ, P2",
@@ -134,10 +151,11 @@ TEST(MachineCodeTrace, FollowsARing) {
   EXPECT_EQ(traces[0].role, Role::load);
   EXPECT_EQ(traces[1].role, Role::computing);
   EXPECT_EQ(traces[1].warp, 1);
-  std::vector<uint32_t> waits, parities, copies, bytes;
+  std::vector<uint32_t> waits, parities, copies, loads, bytes;
   for (const Event& e : traces[0].events) {
     const Instruction& i = kernel.code[static_cast<size_t>(e.instruction)];
     if (i.base() == "UTMALDG") copies.push_back(e.barrier);
+    if (i.base() == "ARRIVES") loads.push_back(e.barrier);
     if (i.base() != "SYNCS") continue;
     if (i.has("ARRIVE")) bytes.push_back(e.amount);
     if (i.has("PHASECHK")) waits.push_back(e.barrier), parities.push_back(e.amount);
@@ -145,6 +163,7 @@ TEST(MachineCodeTrace, FollowsARing) {
   EXPECT_EQ(waits, (std::vector<uint32_t>{0x410, 0x418, 0x410}));
   EXPECT_EQ(parities, (std::vector<uint32_t>{0, 0, 0x80000000}));
   EXPECT_EQ(copies, (std::vector<uint32_t>{0x400, 0x408, 0x400}));
+  EXPECT_EQ(loads, copies);
   EXPECT_EQ(bytes, (std::vector<uint32_t>{0x4000, 0x4000, 0x4000}));
 }
 

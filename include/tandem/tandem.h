@@ -186,6 +186,20 @@ enum { TANDEM_WINDOW_LEFT = 1, TANDEM_WINDOW_RIGHT = 2 };
  * dtype T: float32, bfloat16 or float16; also float64 on the CPU, by reference loops. q, k and v have dtype T. out,
  * dout and every gradient have dtype T or float32, each chosen separately. float32 keeps digits that T would lose
  * when parts are merged or gradients are added. A float64 call uses float64 for all of them. */
+/* The place of a sequence's rows in a longer sequence, the document. Row i is query first_query + i * stride. Key j is
+ * key first_key + j * stride. */
+typedef struct tandem_place {
+  int32_t document; /* `batch` of expressions, and `sequence` of dropout */
+  int32_t first_query;
+  int32_t first_key;
+  int32_t stride;
+  int32_t seqlen_q; /* lengths of the document */
+  int32_t seqlen_k;
+  int32_t diagonal;   /* the document's offset, for ALiBi */
+  int32_t first_head; /* the first query head of the call, */
+  int32_t heads_q;    /* among this number of query heads */
+} tandem_place;
+
 typedef struct tandem_attention_args {
   int64_t size; /* sizeof(tandem_attention_args) */
 
@@ -333,6 +347,11 @@ typedef struct tandem_attention_args {
    * the lists are not read. */
   int32_t blocks_of_mask_mod;
   int32_t reserved_2; /* zero */
+
+  /* (batch, 9), int32, compact, read on the device: the members of a tandem_place for each sequence. score_mod,
+   * mask_mod, dropout and ALiBi's distances have its positions. Other masks, bias and block lists count from 0 in the
+   * call. NULL: sequences are whole. */
+  const tandem_tensor* places;
 } tandem_attention_args;
 
 /* The pass that a check, a workspace size or a preparation is for. */

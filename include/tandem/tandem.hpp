@@ -343,6 +343,7 @@ struct Attention {
   int64_t mask_block_q = 0, mask_block_k = 0;            // queries and keys of a block
   bool blocks_of_mask_mod = false;                       // lists are the result of make_block_mask()
   Tensor max_scores = {};                                // forward: like lse
+  Tensor places = {};                                    // (batch, 9): a tandem_place for each sequence
 };
 
 namespace detail {
@@ -436,6 +437,7 @@ class CArgs {
     args_.mask_block_k = a_.mask_block_k;
     args_.blocks_of_mask_mod = a_.blocks_of_mask_mod;
     args_.max_scores = a_.max_scores.get();
+    args_.places = a_.places.get();
   }
   CArgs(const CArgs&) = delete;
   CArgs& operator=(const CArgs&) = delete;

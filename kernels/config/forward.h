@@ -1,6 +1,8 @@
 // The parameter of the forward kernels, which the host fills in.
 #pragma once
 
+#include "config/place.h"
+
 // CUtensorMap: the host encodes it.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
@@ -131,6 +133,7 @@ struct ForwardParams {
   SplitParams split;           // with T.split_keys or T.device_splits
   PageParams pages;            // with T.page_rows
   PagedValues values;          // with T.gathers_pages
+  const Place* places;         // with T.options.placed: [sequence]
 };
 
 // The parameter of kernels with a bias that TMA loads: (seqlen_k, seqlen_q, heads or 1, batch or 1). Boxes have an

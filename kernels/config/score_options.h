@@ -31,6 +31,7 @@ struct ScoreOptions {
   bool softcap = false, alibi = false;
   Bias bias = Bias::none;
   bool score_mod = false, mask_mod = false;  // printed functions: device/mod_functions.cuh
+  bool placed = false;                       // dropout and ALiBi read ForwardParams::places
 
   // Scores are more than scaled products, a bias and a mask.
   constexpr bool changes_products() const { return scale_outside_exp2 || softcap || alibi || score_mod; }

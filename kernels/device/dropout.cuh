@@ -8,6 +8,20 @@
 #include "config/forward.h"
 #include "ptx/base.cuh"
 
+// The third number of a counter: the query head among the heads of all sequences. placed: rows and columns are parts of
+// longer sequences.
+template <bool placed>
+struct DropoutHead {
+  u32 number;
+  const Place* place;
+};
+template <auto T>
+TANDEM_DEVICE DropoutHead<T.options.placed> dropout_head(const ForwardParams& p, int sequence, int head) {
+  if constexpr (!T.options.placed) return {static_cast<u32>(sequence * p.heads_q + head), nullptr};
+  const Place* const place = p.places + sequence;
+  return {static_cast<u32>(place->document * place->heads_q + place->first_head + head), place};
+}
+
 struct Dropout {
   u32 key[2], offset, carry, low_carry;  // low_carry: seven bits of each byte
 
@@ -21,7 +35,8 @@ struct Dropout {
 
   // Queries in rows: `blocks` times 8 columns from `column` on, up to 32 registers; bit_in_rows() maps them. Four lanes
   // share two rows; each draws every other group of one row. row, head: this row, lane / 2 % 2.
-  TANDEM_DEVICE u32 by_rows(u32 row, u32 head, int column, int blocks, int lane) const {
+  template <class Head>
+  TANDEM_DEVICE u32 by_rows(u32 row, const Head& head, int column, int blocks, int lane) const {
     const u32 group = column / 16 + (lane & 1);
     u32 words[8] = {};
     draw(&words[0], group, row, head);
@@ -35,7 +50,8 @@ struct Dropout {
 
   // Keys in rows: `blocks` times 8 queries from `query` on and the warp's 16 keys from `first_key` on, one bit per
   // register in their order. Eight lanes at distance four share 16 keys; each lane draws for one or two queries.
-  TANDEM_DEVICE u32 by_columns(int query, u32 head, int first_key, int blocks, int lane) const {
+  template <class Head>
+  TANDEM_DEVICE u32 by_columns(int query, const Head& head, int first_key, int blocks, int lane) const {
     const int of_lane = lane >> 2;
     const u32 row = query + 2 * (lane & 3) + (of_lane & 1) + (of_lane & 2) * 8 + (of_lane & 4) * (blocks > 4 ? 8 : 2);
     u32 words[8] = {};
@@ -48,7 +64,8 @@ struct Dropout {
 
   // One column per thread: lanes have neighbouring keys from a multiple of 16 on, each with 32 queries from `query` on.
   // Sixteen lanes share a group; each lane draws for two queries.
-  TANDEM_DEVICE u32 of_column(int query, u32 head, int key, int lane) const {
+  template <class Head>
+  TANDEM_DEVICE u32 of_column(int query, const Head& head, int key, int lane) const {
     const u32 row = query + (lane & 1) + (lane & 6) * 4 + (lane & 8) / 4;
     u32 words[8];
     draw(&words[0], key / 16, row, head);
@@ -58,7 +75,8 @@ struct Dropout {
   }
 
   // One row per thread: 32 columns from `column` on; bit_in_row() maps them.
-  TANDEM_DEVICE u32 of_row(u32 row, u32 head, int column) const {
+  template <class Head>
+  TANDEM_DEVICE u32 of_row(u32 row, const Head& head, int column) const {
     u32 words[8];
     draw(&words[0], column / 16, row, head);
     draw(&words[4], column / 16 + 1, row, head);
@@ -68,8 +86,35 @@ struct Dropout {
 
  private:
   // Draws columns [16 group, 16 group + 16). Bit 7 of a byte is set if its column is kept.
-  TANDEM_DEVICE void draw(u32* words, u32 group, u32 row, u32 head) const {
-    u32 c[4] = {group, row, head, offset}, k0 = key[0], k1 = key[1];
+  TANDEM_DEVICE void draw(u32* words, u32 group, u32 row, const DropoutHead<true>& head) const {
+    const Place& place = *head.place;
+    const DropoutHead<false> whole{head.number, nullptr};
+    const u32 query = place.first_query + row * place.stride, first = place.first_key + 16 * group * place.stride;
+    if (place.stride == 1 && first % 16 == 0) {
+      draw(words, first / 16, query, whole);
+    } else {
+      draw_scattered(words, first, place.stride, query, whole);
+    }
+  }
+  // Draws 16 columns at any positions, by one draw for each of their groups.
+  TANDEM_DEVICE void draw_scattered(u32* words, u32 column, u32 stride, u32 query,
+                                    const DropoutHead<false>& head) const {
+    u32 drawn[4] = {}, kept = 0, group = ~0u;
+#pragma unroll 1
+    for (int c = 0; c < 16; ++c, column += stride) {
+      if (column / 16 != group) draw(drawn, group = column / 16, query, head);
+      const u32 low = column & 1 ? drawn[1] : drawn[0], high = column & 1 ? drawn[3] : drawn[2];
+      const u32 word = column & 8 ? high : low;
+      kept |= (word >> (column / 2 % 4 * 8 + 7) & 1) << c;
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const u32 bits = kept >> (w / 2 * 8 + w % 2);
+      words[w] = (bits & 1) << 7 | (bits & 4) << 13 | (bits & 16) << 19 | (bits & 64) << 25;
+    }
+  }
+  TANDEM_DEVICE void draw(u32* words, u32 group, u32 row, const DropoutHead<false>& head) const {
+    u32 c[4] = {group, row, head.number, offset}, k0 = key[0], k1 = key[1];
 #pragma unroll
     for (int round = 0; round < 7; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
       const u64 a = u64{0xD2511F53u} * c[0], b = u64{0xCD9E8D57u} * c[2];

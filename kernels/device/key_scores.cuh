@@ -40,7 +40,7 @@ template <auto T>
 struct HeadScores {
   static constexpr int kBiasBytes = T.options.bias == Bias::boolean ? 1 : T.options.bias == Bias::f32 ? 4 : 2;
   float slope = 0;
-  int diagonal = 0;
+  int diagonal = 0, stride = 1;
   const char* bias = nullptr;
   ModPlace place;                       // position without the query and the key
   BlockState state = BlockState::full;  // block mask, unless evaluated separately
@@ -53,6 +53,11 @@ struct HeadScores {
     if (T.options.alibi) {
       slope = kLog2e * p.alibi_slopes[s.sequence * p.alibi_batch + head * p.alibi_head];
       diagonal = diagonal_of<T>(p, s);
+      if constexpr (T.options.placed) {
+        const Place& at = p.places[s.sequence];
+        stride = at.stride;
+        diagonal = at.first_query + at.diagonal - at.first_key;
+      }
     }
     if (T.options.bias != Bias::none)
       bias = static_cast<const char*>(p.bias) + (s.batch * p.bias_batch + head * p.bias_head) * kBiasBytes;
@@ -65,7 +70,11 @@ struct HeadScores {
                                  float* mod_input = nullptr) const {
     const int query = query0 + n;
     bool visible = true;
-    if (T.options.alibi) x -= slope * fabsf(distance_of(query0 + diagonal - key, n));
+    if (T.options.alibi) {
+      const float distance = T.options.placed ? static_cast<float>(diagonal + (query - key) * stride)
+                                              : distance_of(query0 + diagonal - key, n);
+      x -= slope * fabsf(distance);
+    }
     if (T.options.bias != Bias::none) {
       const i64 at = min(query, p.seqlen_q - 1) * p.bias_row + min(key, p.seqlen_k - 1) * p.bias_column;
       if (T.options.bias == Bias::boolean) {

@@ -109,7 +109,8 @@ struct ScoreMod {
   static constexpr float kUnit = natural ? 1.0f : kLog2e;
   static constexpr int kBiasBytes = bytes_of(T.options.bias);
   float slope;
-  int diagonal;      // column on the diagonal of the row's query
+  int diagonal;      // column on the row's diagonal; placed: its position
+  int stride;        // placed: distance of neighbouring keys
   const char* bias;  // the row's bias
   i64 bias_stride;   // bytes per column
   ModPlace place;    // position without the key
@@ -123,6 +124,11 @@ struct ScoreMod {
     if (T.options.alibi) {
       slope = kUnit * p.alibi_slopes[t.sequence * p.alibi_batch + row.head * p.alibi_head];
       diagonal = row.query + diagonal_of<T>(p, t);
+      if constexpr (T.options.placed) {
+        const Place& at = p.places[t.sequence];
+        stride = at.stride;
+        diagonal = at.first_query + row.query * at.stride + at.diagonal - at.first_key;
+      }
     }
     if (T.options.bias != Bias::none) {
       const i64 at = t.batch * p.bias_batch + row.head * p.bias_head + min(row.query, p.seqlen_q - 1) * p.bias_row;
@@ -147,7 +153,10 @@ struct ScoreMod {
     } else if (natural) {
       x *= kLn2;
     }
-    if (T.options.alibi) x -= slope * fabsf(distance_of(diagonal - column0, -n));
+    if (T.options.alibi) {
+      x -= slope * fabsf(T.options.placed ? static_cast<float>(diagonal - column * stride)
+                                          : distance_of(diagonal - column0, -n));
+    }
     if (T.options.bias == Bias::boolean) {
       visible = of_bias;
     } else if (T.options.bias != Bias::none) {

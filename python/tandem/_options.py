@@ -56,6 +56,7 @@ MEMBERS = (
     ("max_scores", "const tandem_tensor*"),
     ("blocks_of_mask_mod", "int32_t"),
     ("reserved_2", "int32_t"),
+    ("places", "const tandem_tensor*"),
 )  # fmt: skip
 
 # The arguments that options.def names, with their kinds.
@@ -86,6 +87,7 @@ KINDS = {
     "full_kv_num_blocks": "Tensor",
     "full_kv_indices": "Tensor",
     "max_scores": "Tensor",
+    "places": "Tensor",
     "max_seqlen_q": "Length",
     "max_seqlen_k": "Length",
     "softmax_scale": "Scale",

@@ -195,7 +195,12 @@ class HeadsRun {
   Status compute() {
     const ContextPlan plan = call_.plan->on_one_rank();
     for (const HeadRun& run : exchange_.own().runs) {
-      const ShardCall call{&plan, 0, problem_of(run), call_.engine, nullptr};
+      ShardCall call = call_;
+      call.plan = &plan;
+      call.rank = 0;
+      call.problem = problem_of(run);
+      call.transport = nullptr;
+      call.first_head = run.q_begin;
       TANDEM_TRY(call.problem.pass == TANDEM_FORWARD ? forward_by_rounds(call, 1) : backward_by_rounds(call, 1));
     }
     return {};
@@ -211,7 +216,6 @@ class HeadsRun {
       *v = from_head(*v, run.q_begin - exchange_.own().q_begin());
     }
     for (View* v : {&p.k, &p.v, &p.dk, &p.dv}) *v = from_head(*v, run.k_begin - exchange_.own().k_begin());
-    p.placement.head = run.q_begin;
     p.sink = from_head(p.sink, run.q_begin);
     p.alibi_slopes = from_head(p.alibi_slopes, run.q_begin);
     return p;

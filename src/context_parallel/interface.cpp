@@ -121,7 +121,7 @@ Status check_call(const tandem_cp_args& args, tandem_context& context, tandem_pa
   }
   TANDEM_TRY(read_shard(pass, args.attention, context.device, call));
   Engine& engine = context.engine_for(call->problem.dtype);
-  call->engine = {&engine, context.pool.get(), call->transport->stream};
+  call->engine.engine = &engine;
   TANDEM_TRY(engine.check_stream(call->engine.stream));
   TANDEM_TRY(engine.check(call->problem));
   return engine.device() != nullptr ? check_for_gpu(call) : Status{};
@@ -148,6 +148,9 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_cp_args
     call.plan = &args.plan->plan;
     call.rank = transport.rank;
     call.transport = &transport;
+    call.engine = {nullptr, context->pool.get(), transport.stream};
+    RowMemory places(call.engine, sizeof(tandem_place));
+    call.places = reinterpret_cast<tandem_place*>(places.data());
     const Status own = check_call(args, *context, pass, &call);
     TANDEM_TRY(args.plan->agreement.agree(call, args.execution, own));
     TANDEM_TRY(run_execution(call, args.execution));

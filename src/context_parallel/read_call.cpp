@@ -20,7 +20,8 @@ constexpr TensorField kRowTensors[] = {{"q", &Args::q},       {"k", &Args::k},  
 constexpr TensorField kLseTensors[] = {{"lse", &Args::lse}, {"dlse", &Args::dlse}};
 constexpr TensorField kPlanTensors[] = {{"cu_seqlens_q", &Args::cu_seqlens_q},
                                         {"cu_seqlens_k", &Args::cu_seqlens_k},
-                                        {"diagonal_offsets", &Args::diagonal_offsets}};
+                                        {"diagonal_offsets", &Args::diagonal_offsets},
+                                        {"places", &Args::places}};
 constexpr TensorField kUnserved[] = {{"bias", &Args::bias},
                                      {"dbias", &Args::dbias},
                                      {"seqused_q", &Args::seqused_q},
@@ -53,13 +54,25 @@ Status refuse_options(const Args& a) {
   return {};
 }
 
-// Slopes and dropout read distances and columns of unit stride.
-Status refuse_strides(const Args& a, const ContextPlan& plan) {
-  constexpr const char* kRemedy = "the layout striped serves it only with chunks, so choose another layout";
-  if (plan.layout() != LayoutKind::striped || plan.chunk() > 0 || plan.ranks() == 1) return {};
-  if (a.alibi_slopes != nullptr) return refuse_option("alibi_slopes", kRemedy);
-  return a.dropout_p != 0 ? refuse_option("dropout_p", kRemedy) : Status{};
+// Returns true if steps read positions. The mask of a step has ALiBi's distances unless neighbouring rows have others.
+bool reads_places(const Args& a, const ContextPlan& plan) {
+  const bool strides = plan.layout() == LayoutKind::striped && plan.chunk() == 0 && plan.ranks() > 1;
+  return a.score_mod != nullptr || a.mask_mod != nullptr || a.dropout_p != 0 || (a.alibi_slopes != nullptr && strides);
 }
+
+// The place of the one sequence of a step.
+class PlaceTensor {
+ public:
+  PlaceTensor(const ShardCall& call, tandem_device device)
+      : tensor_{call.places, device, 2, {TANDEM_INT, 32, 1}, shape_, nullptr, 0} {}
+  PlaceTensor(const PlaceTensor&) = delete;
+
+  const tandem_tensor* get() const { return &tensor_; }
+
+ private:
+  int64_t shape_[2] = {1, sizeof(tandem_place) / sizeof(int32_t)};
+  tandem_tensor tensor_;
+};
 
 // The gradient of a captured tensor would be a sum over all ranks.
 Status refuse_captured(const Args& a) {
@@ -141,15 +154,16 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_de
   DenseArgs dense;
   TANDEM_TRY(read_args(args, &dense.args));
   TANDEM_TRY(refuse_options(dense.args));
-  TANDEM_TRY(refuse_strides(dense.args, *call->plan));
   for (const TensorField& field : kRowTensors) TANDEM_TRY(dense.add(field, 3));
   for (const TensorField& field : kLseTensors) TANDEM_TRY(dense.add(field, 2));
   int64_t document_stride = 0;
   TANDEM_TRY(dense.add_slopes(*call->plan, &document_stride));
   dense.args.max_seqlen_q = dense.args.max_seqlen_k = 0;
+  PlaceTensor place(*call, device);
+  if (reads_places(dense.args, *call->plan)) dense.args.places = place.get();
   TANDEM_TRY(make_problem(pass, &dense.args, device, true, &call->problem));
   TANDEM_TRY(refuse_captured(dense.args));
-  call->problem.placement.heads_q = call->problem.heads_q;
+  call->heads_q = call->problem.heads_q;
   if (call->problem.dtype == DType::f64) {
     return Status::unsupported(
         "q.dtype (float64) must be float32, bfloat16 or float16 in context parallelism: convert the tensors");
@@ -159,12 +173,7 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_de
 }
 
 Status check_for_gpu(ShardCall* call) {
-  constexpr const char* kNotServed = "GPUs do not serve it, so leave it out or use a context of the CPU";
   Problem& p = call->problem;
-  if (p.score_mod) return refuse_option("score_mod", kNotServed);
-  if (p.mask_mod) return refuse_option("mask_mod", kNotServed);
-  if (p.dropout) return refuse_option("dropout_p", kNotServed);
-  p.placement.heads_q = 0;
   p.batch_invariant = call->plan->chunk() > 0;
   // A step has float32 results, of which the backward adds to earlier ones.
   Problem step = p;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/text.h"
+
 namespace tandem::context_parallel {
 namespace {
 
@@ -76,6 +78,12 @@ Status RowEngine::add(const View& from, const View& to, const RowShape& shape) c
   return sum(parts, to, shape);
 }
 
+Status RowEngine::write(void* to, const void* from, size_t bytes) const {
+  if (pool != nullptr) return pool->device().copy_to_device(to, from, bytes, stream);
+  std::memcpy(to, from, bytes);
+  return {};
+}
+
 Status RowEngine::fill(const View& to, const RowShape& shape, float value) const {
   RowMemory memory(*this, sizeof value);
   TANDEM_TRY(memory.write(&value));
@@ -114,10 +122,7 @@ Status RowMemory::clear() {
 }
 
 Status RowMemory::write(const void* from) {
-  const auto bytes = static_cast<size_t>(bytes_);
-  if (pool_ != nullptr) return pool_->device().copy_to_device(block_.address, from, bytes, block_.stream);
-  std::memcpy(host_.data(), from, bytes);
-  return {};
+  return RowEngine{nullptr, pool_, block_.stream}.write(data(), from, static_cast<size_t>(bytes_));
 }
 
 void RowMemory::swap(RowMemory& other) noexcept {

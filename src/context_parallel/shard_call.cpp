@@ -1,6 +1,9 @@
 #include "context_parallel/shard_call.h"
 
+#include <algorithm>
 #include <tuple>
+
+#include "base/text.h"
 
 namespace tandem::context_parallel {
 PlacedRuns::PlacedRuns(const std::vector<TokenRange>& ranges) {
@@ -23,7 +26,7 @@ int64_t PlacedRuns::row(const TokenRange& range) const {
   return run.first + (range.begin - run.tokens.begin) / run.tokens.stride;
 }
 
-Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v) const {
+Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v) {
   Problem p = call_.problem;
   p.batch = 1;
   p.seqlen_q = p.total_q = step.q.count;
@@ -36,21 +39,30 @@ Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const Vie
   if (p.alibi_slopes) p.alibi_slopes.data += step.q.document * p.alibi_slopes.batch * size_of(p.alibi_slopes.dtype);
   p.bottom_right = false;
   p.diagonal_offset = clamp_diagonal(step.diagonal);
-  const PackedDocument& document = call_.plan->documents()[static_cast<size_t>(step.q.document)];
-  p.placement.q_first = step.q.begin;
-  p.placement.k_first = step.k.begin;
-  p.placement.stride = step.q.stride;
-  p.placement.sequence = step.q.document;
-  p.placement.seqlen_q = document.q_len;
-  p.placement.seqlen_k = document.k_len;
   p.window_left = step.window_left;
   p.window_right = step.window_right;
+  place_ = place_of(step);
   return p;
+}
+
+tandem_place StepRunner::place_of(const ContextStep& step) const {
+  const PackedDocument& document = call_.plan->documents()[static_cast<size_t>(step.q.document)];
+  const auto number = [](int64_t n) { return static_cast<int32_t>(n); };
+  return {step.q.document,
+          number(step.q.begin),
+          number(step.k.begin),
+          number(step.q.stride),
+          number(document.q_len),
+          number(document.k_len),
+          number(clamp_diagonal(document.diagonal)),
+          number(call_.first_head),
+          number(call_.heads_q)};
 }
 
 Status StepRunner::run(const Problem& problem) {
   if (problem.heads_q == 0) return {};
   const auto bytes = static_cast<int64_t>(call_.engine.engine->workspace_size(problem));
+  if (problem.placed) TANDEM_TRY(call_.engine.write(call_.places, &place_, sizeof place_));
   if (workspace_.size() < bytes) workspace_ = RowMemory(call_.engine, bytes);
   const tandem_attention_args no_tensors{};
   return call_.engine.engine->run(problem,

@@ -21,6 +21,8 @@ struct ShardCall {
   Problem problem;
   RowEngine engine;
   const tandem_cp_transport* transport = nullptr;  // null: the plan has one rank
+  tandem_place* places = nullptr;                  // in device memory: of one step
+  int64_t first_head = 0, heads_q = 0;             // query heads before the problem's, and all query heads
 
   RowShape q_shape(int64_t rows) const { return {rows, problem.heads_q, problem.head_dim}; }
   RowShape k_shape(int64_t rows) const { return {rows, problem.heads_k, problem.head_dim}; }
@@ -54,11 +56,15 @@ class StepRunner {
 
   // The problem of a step whose first query is row `q_row` of the shard. k and v begin at the step's first key. Outputs
   // are absent.
-  Problem problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v) const;
+  Problem problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v);
+  // Runs the problem of the last step.
   Status run(const Problem& problem);
 
  private:
+  tandem_place place_of(const ContextStep& step) const;
+
   const ShardCall& call_;
+  tandem_place place_{};
   RowMemory workspace_;
 };
 

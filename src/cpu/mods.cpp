@@ -13,23 +13,19 @@ using score_mod::kTile;
 
 score_mod::Position sequence_of(const ModTile& tile) {
   const Sequence& s = tile.piece.sequence;
-  const Placement& place = tile.piece.problem->placement;
-  return {.batch = static_cast<int32_t>(place.sequence + tile.piece.sequence_number),
-          .seqlen_q = static_cast<int32_t>(place.seqlen_q >= 0 ? place.seqlen_q : s.q_len),
-          .seqlen_k = static_cast<int32_t>(place.seqlen_k >= 0 ? place.seqlen_k : s.k_len)};
+  return {.batch = static_cast<int32_t>(tile.piece.sequence_number),
+          .seqlen_q = static_cast<int32_t>(s.q_len),
+          .seqlen_k = static_cast<int32_t>(s.k_len)};
 }
 
 // Runs a program over a tile, with as many keys per run as fit.
 class Run {
  public:
   Run(const ModTile& tile, const BoundExpression& mod, const score_mod::TileProgram& program)
-      : tile_(tile),
-        place_(tile.piece.problem->placement),
-        keys_(kTile / tile.lanes),
-        run_(program, mod.values, tile.scratch) {
+      : tile_(tile), keys_(kTile / tile.lanes), run_(program, mod.values, tile.scratch) {
     for (int64_t i = 0; i < tile.lanes; ++i) {
-      query_[i] = static_cast<int32_t>(place_.q_first + tile.query[i] * place_.stride);
-      head_[i] = static_cast<int32_t>(place_.head + tile.head[i]);
+      query_[i] = static_cast<int32_t>(tile.query[i]);
+      head_[i] = static_cast<int32_t>(tile.head[i]);
     }
     const auto bytes = static_cast<size_t>(tile.lanes) * sizeof(int32_t);
     for (int64_t at = tile.lanes; at < kTile; at += tile.lanes) {
@@ -46,8 +42,7 @@ class Run {
       const int64_t keys = std::min(keys_, tile_.count - first);
       for (int64_t j = 0; j < keys; ++j) {
         const int64_t at = j * tile_.lanes;
-        const int64_t key = place_.k_first + (tile_.key + first + j) * place_.stride;
-        std::fill_n(key_ + at, tile_.lanes, static_cast<int32_t>(key));
+        std::fill_n(key_ + at, tile_.lanes, static_cast<int32_t>(tile_.key + first + j));
         if (scores == nullptr) continue;
         std::memcpy(score_ + at, scores + (first + j) * tile_.stride, static_cast<size_t>(tile_.lanes) * sizeof(float));
       }
@@ -66,7 +61,6 @@ class Run {
 
  private:
   const ModTile& tile_;
-  const Placement& place_;
   const int64_t keys_;
   score_mod::TileRun run_;
   float score_[kTile];

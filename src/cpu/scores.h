@@ -20,6 +20,8 @@ struct PanelRows {
   int32_t begin_min, begin_max, end_min, end_max;  // over the lanes
   float position[kPanel];                          // query + diagonal
   float slope[kPanel];                             // ALiBi
+  float distance[kPanel];                          // ALiBi: distance from key 0
+  int64_t key_distance;                            // ALiBi: distance of neighbouring keys
 
   // hides(): no lane sees any of keys [begin, end). shows(): every lane sees all of them.
   bool hides(int64_t begin, int64_t end) const { return end <= begin_min || begin >= end_max; }
@@ -32,6 +34,13 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
   rows->count = static_cast<int>(minimum(kPanel, piece.row_end - row));
   rows->begin_min = rows->end_min = INT32_MAX;
   rows->begin_max = rows->end_max = 0;
+  int64_t first = s.diagonal;  // ALiBi's distance of query 0 from key 0
+  rows->key_distance = 1;
+  if (p.placed) {
+    const tandem_place& place = p.places[piece.sequence_number];
+    first = int64_t{place.first_query} + place.diagonal - place.first_key;
+    rows->key_distance = place.stride;
+  }
   int64_t query = row / piece.heads, of_group = row % piece.heads;
   for (int i = 0; i < kPanel; ++i) {
     if (i > 0 && i < rows->count && ++of_group == piece.heads) {  // beyond count the last row is repeated
@@ -57,6 +66,7 @@ inline void fill_rows(const Piece& piece, int64_t row, PanelRows* rows) {
     }
     rows->position[i] = static_cast<float>(at);
     if (p.alibi_slopes.present) {
+      rows->distance[i] = static_cast<float>(first + query * rows->key_distance);
       const HeadView& a = p.alibi_slopes;
       const auto* slope = reinterpret_cast<const float*>(a.data) + s.batch_index * a.batch + head * a.head;
       rows->slope[i] = *slope;
@@ -184,7 +194,7 @@ inline void apply_options(ScoreTile tile, double unit, const TileMemory& memory)
   const VF cap = set(static_cast<float>(p.softcap));
   const VF scale = set(static_cast<float>(p.softcap == 0 ? unit : unit / p.softcap));
   for (int64_t j = 0; j < count; ++j) {
-    const VF column = set(static_cast<float>(key + j));
+    const VF column = set(static_cast<float>((key + j) * rows.key_distance));
     for (int h = 0; h < kPanel; h += kLanes) {
       float* at = scores + j * stride + h;
       VF s = hn::Mul(load(at), scale);
@@ -194,7 +204,7 @@ inline void apply_options(ScoreTile tile, double unit, const TileMemory& memory)
         if (memory.slope != nullptr) store(hn::NegMulAdd(t, t, set(1.0f)), memory.slope + j * stride + h);
       }
       if (p.alibi_slopes.present)
-        s = hn::NegMulAdd(load(rows.slope + h), hn::Abs(hn::Sub(load(rows.position + h), column)), s);
+        s = hn::NegMulAdd(load(rows.slope + h), hn::Abs(hn::Sub(load(rows.distance + h), column)), s);
       store(s, at);
     }
   }
@@ -240,41 +250,47 @@ inline void finish_scores(ScoreTile tile, ScoreUnit unit, const TileMemory& memo
 // The factor of kept entries. Results are multiplied by the factor, because 16-bit probabilities would round it.
 inline float keep_factor(const Problem& p) { return static_cast<float>(1.0 / (1.0 - p.dropout.p)); }
 
+// Replaces the counters w of a panel's rows by their random words.
+inline void draw_panel(const DropoutOptions& dropout, uint32_t (&w)[4][kPanel]) {
+  auto key0 = static_cast<uint32_t>(dropout.seed), high = static_cast<uint32_t>(dropout.offset >> 32);
+  uint32_t key1 = static_cast<uint32_t>(dropout.seed >> 32) + high;
+  for (int round = 0; round < kDropoutRounds; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+    for (int i = 0; i < kPanel; ++i) {
+      const uint64_t a = uint64_t{0xD2511F53u} * w[0][i], b = uint64_t{0xCD9E8D57u} * w[2][i];
+      w[0][i] = static_cast<uint32_t>(b >> 32) ^ w[1][i] ^ key0;
+      w[1][i] = static_cast<uint32_t>(b);
+      w[2][i] = static_cast<uint32_t>(a >> 32) ^ w[3][i] ^ key1;
+      w[3][i] = static_cast<uint32_t>(a);
+    }
+  }
+}
+
 // Sets factors[key][lane] to 0 (dropped) or 1 for keys [key, key + count), by Philox as tandem.h defines it. The
-// compiler vectorises the loops over lanes. The placement has stride 1.
+// compiler vectorises the loops over lanes.
 inline void dropout_factors(const Piece& piece, const PanelRows& rows, int64_t key, int64_t count, float* factors,
                             int64_t stride) {
   const Problem& p = *piece.problem;
-  const Placement& place = p.placement;
-  const int64_t heads = place.heads_q > 0 ? place.heads_q : p.heads_q;
-  key += place.k_first;
+  tandem_place place{static_cast<int32_t>(piece.sequence_number), 0, 0, 1, 0, 0, 0, 0, static_cast<int32_t>(p.heads_q)};
+  if (p.placed) place = p.places[piece.sequence_number];
   const uint32_t threshold = dropout_threshold(p.dropout.p);
-  const auto high = static_cast<uint32_t>(p.dropout.offset >> 32);
-  for (int64_t group = key / kDropoutGroup; group * kDropoutGroup < key + count; ++group) {
-    uint32_t w[4][kPanel];
-    for (int i = 0; i < kPanel; ++i) {
-      w[0][i] = static_cast<uint32_t>(group);
-      w[1][i] = static_cast<uint32_t>(place.q_first + rows.query[i]);
-      w[2][i] = static_cast<uint32_t>((place.sequence + piece.sequence_number) * heads + place.head + rows.head[i]);
-      w[3][i] = static_cast<uint32_t>(p.dropout.offset);
-    }
-    auto key0 = static_cast<uint32_t>(p.dropout.seed), key1 = static_cast<uint32_t>(p.dropout.seed >> 32) + high;
-    for (int round = 0; round < kDropoutRounds; ++round, key0 += 0x9E3779B9u, key1 += 0xBB67AE85u) {
+  int64_t group = -1;
+  uint32_t w[4][kPanel];
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t column = place.first_key + (key + j) * place.stride;
+    if (column / kDropoutGroup != group) {
+      group = column / kDropoutGroup;
       for (int i = 0; i < kPanel; ++i) {
-        const uint64_t a = uint64_t{0xD2511F53u} * w[0][i], b = uint64_t{0xCD9E8D57u} * w[2][i];
-        w[0][i] = static_cast<uint32_t>(b >> 32) ^ w[1][i] ^ key0;
-        w[1][i] = static_cast<uint32_t>(b);
-        w[2][i] = static_cast<uint32_t>(a >> 32) ^ w[3][i] ^ key1;
-        w[3][i] = static_cast<uint32_t>(a);
+        w[0][i] = static_cast<uint32_t>(group);
+        w[1][i] = static_cast<uint32_t>(place.first_query + rows.query[i] * place.stride);
+        w[2][i] = static_cast<uint32_t>(place.document * place.heads_q + place.first_head + rows.head[i]);
+        w[3][i] = static_cast<uint32_t>(p.dropout.offset);
       }
+      draw_panel(p.dropout, w);
     }
-    const int64_t first = group * kDropoutGroup;
-    for (int64_t j = maximum(key, first); j < minimum(key + count, first + kDropoutGroup); ++j) {
-      const uint32_t* const words = w[dropout_word(j)];
-      const int shift = dropout_shift(j);
-      float* at = factors + (j - key) * stride;
-      for (int i = 0; i < kPanel; ++i) at[i] = (words[i] >> shift & 255) < threshold ? 0.0f : 1.0f;
-    }
+    const uint32_t* const words = w[dropout_word(column)];
+    const int shift = dropout_shift(column);
+    float* at = factors + j * stride;
+    for (int i = 0; i < kPanel; ++i) at[i] = (words[i] >> shift & 255) < threshold ? 0.0f : 1.0f;
   }
 }
 

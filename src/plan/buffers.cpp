@@ -91,6 +91,10 @@ void Buffers::add_terms(const Problem& p) {
   for (const ModView* mod : {&p.score_mod, &p.mask_mod}) add_mod(*mod);
   number("dropout_seed", p.dropout.seed_ptr);
   number("dropout_offset", p.dropout.offset_ptr);
+  if (p.placed) {
+    constexpr int64_t kMembers = sizeof(tandem_place) / sizeof(int32_t);
+    add("places", Access::read, p.places, DType::i32, {{p.batch, kMembers}, {kMembers, 1}});
+  }
 }
 
 void Buffers::add_mod(const ModView& mod) {

@@ -48,6 +48,7 @@ constexpr void option_fields(Options& c, Visit&& visit) {
   visit(Field{"bias", kBiases}, c.bias);
   visit(Field{"score_mod", kFlag, "_scoremod"}, c.score_mod);
   visit(Field{"mask_mod", kFlag, "_maskmod"}, c.mask_mod);
+  visit(Field{"placed", kFlag, "_placed"}, c.placed);
 }
 
 // Calls visit(Field, member) for each other member of a configuration.

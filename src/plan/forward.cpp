@@ -318,7 +318,8 @@ ScoreOptions options_of(const Problem& p) {
           .alibi = p.alibi_slopes.present,
           .bias = bias_of(p),
           .score_mod = p.score_mod.present,
-          .mask_mod = p.mask_mod.present};
+          .mask_mod = p.mask_mod.present,
+          .placed = p.placed && (p.dropout || p.alibi_slopes)};
 }
 
 int combined_queries(const Problem& p, const ForwardSchedule& t) {

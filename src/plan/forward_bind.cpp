@@ -234,6 +234,7 @@ void set_softcap(const Problem& p, ForwardParams* params) {
 }
 
 static_assert(sizeof(unsigned long long) == sizeof(uint64_t));
+static_assert(sizeof(::Place) == sizeof(tandem_place));
 void set_dropout(const DropoutOptions& dropout, DropoutParams* params) {
   params->seed = dropout.seed;
   params->offset = dropout.offset;
@@ -260,6 +261,7 @@ void set_scores(const Problem& p, ForwardParams* params) {
   params->scale_log2 = static_cast<float>(p.softmax_scale * std::numbers::log2e);
   if (p.softcap > 0) set_softcap(p, params);
   if (p.dropout) set_dropout(p.dropout, &params->dropout);
+  params->places = reinterpret_cast<const ::Place*>(p.places);
 }
 
 void set_names(const ModView& mod, ModNames* names) {

@@ -6,6 +6,7 @@
 #include "problem/bound_expression.h"
 #include "problem/builder.h"
 #include "problem/struct_size.h"
+#include "score_mod/placed_text.h"
 
 namespace tandem {
 namespace {
@@ -152,6 +153,16 @@ Status ProblemBuilder::read_mod_tensor(const std::string& mod, const tandem_mod_
   return {};
 }
 
+// Gives names of positions their values in longer sequences. The places are a further tensor of the expression.
+Status ProblemBuilder::place_mod(const std::string& mod, const char* text, bool mask, score_mod::Signature* signature,
+                                 BoundExpression* read) {
+  const score_mod::PlacedText placed = score_mod::placed_text(text);
+  if (placed.places.empty()) return {};
+  const tandem_mod_tensor tensor{placed.places.c_str(), args_.places, nullptr};
+  TANDEM_TRY(read_mod_tensor(mod, tensor, mask, &signature->tensors.emplace_back(), read));
+  return told_of(mod, score_mod::read_program(placed.text, *signature, &read->program));
+}
+
 Status ProblemBuilder::read_mod(const std::string& mod, const tandem_mod* given, bool mask, ModView* view) {
   if (given == nullptr) return {};
   tandem_mod args;
@@ -173,6 +184,7 @@ Status ProblemBuilder::read_mod(const std::string& mod, const tandem_mod* given,
     TANDEM_TRY(read_mod_tensor(mod, args.tensors[i], mask, &signature.tensors.emplace_back(), read.get()));
   }
   TANDEM_TRY(told_of(mod, score_mod::read_program(args.text, signature, &read->program)));
+  if (args_.places != nullptr) TANDEM_TRY(place_mod(mod, args.text, mask, &signature, read.get()));
   TANDEM_TRY(told_of(mod, score_mod::check_values(signature, read->values)));
   *view = {.present = true, .read = std::move(read)};
   return {};

@@ -12,7 +12,8 @@ namespace tandem {
 
 namespace score_mod {
 struct Name;
-}
+struct Signature;
+}  // namespace score_mod
 
 class ProblemBuilder {
  public:
@@ -43,11 +44,14 @@ class ProblemBuilder {
   Status read_bias();
   Status read_per_head();
   Status read_used_lengths();
+  Status read_places();
   Status read_longest();
 
   // modifications.cpp
   Status read_mods();
   Status read_mod(const std::string& mod, const tandem_mod* given, bool mask, ModView* view);
+  Status place_mod(const std::string& mod, const char* text, bool mask, score_mod::Signature* signature,
+                   BoundExpression* read);
   Status read_mod_tensor(const std::string& mod, const tandem_mod_tensor& tensor, bool mask, score_mod::Name* name,
                          BoundExpression* read);
   Status read_captured(const std::string& name, const tandem_tensor& tensor, const Operand* model, Use use);

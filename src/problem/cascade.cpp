@@ -25,6 +25,7 @@ Status refuse_options(const tandem_attention_args& own) {
       {"diagonal_offsets", own.diagonal_offsets != nullptr},
       {"kv_indices", own.kv_indices != nullptr},
       {"max_scores", own.max_scores != nullptr},
+      {"places", own.places != nullptr},
   };
   for (const auto& [name, present] : pointers)
     if (present) return refuse_option(name, "not NULL", "NULL with shared keys: merge two calls by tandem_merge");

@@ -53,6 +53,7 @@ inline constexpr OperandInfo kOperands[] = {
     {"full_kv_num_blocks", &Args::full_kv_num_blocks, Use::read, Use::read},
     {"full_kv_indices", &Args::full_kv_indices, Use::read, Use::read},
     {"max_scores", &Args::max_scores, Use::write, Use::none},
+    {"places", &Args::places, Use::read, Use::read},
 };
 inline constexpr int kOperandCount = sizeof kOperands / sizeof kOperands[0];
 inline constexpr int kMaxRank = 4;

@@ -43,6 +43,7 @@ Status ProblemBuilder::build() {
   TANDEM_TRY(read_used_lengths());
   TANDEM_TRY(read_longest());
   TANDEM_TRY(read_dropout());
+  TANDEM_TRY(read_places());
   TANDEM_TRY(read_mods());
   TANDEM_TRY(read_block_mask());
   if (!mode_.with_data) return {};
@@ -95,6 +96,20 @@ Sequence sequence_of(const Problem& p, int64_t b) {
   const int64_t own = p.diagonal_offsets ? p.diagonal_offsets[b] : 0;
   s.diagonal = p.bottom_right ? s.k_len - s.q_len : clamp_diagonal(p.diagonal_offset + own);
   return s;
+}
+
+tandem_place place_of(const Problem& p, const Sequence& s) {
+  if (p.placed) return p.places[s.batch_index];
+  const auto number = [](int64_t n) { return static_cast<int32_t>(n); };
+  return {.document = number(s.batch_index),
+          .first_query = 0,
+          .first_key = 0,
+          .stride = 1,
+          .seqlen_q = number(s.q_len),
+          .seqlen_k = number(s.k_len),
+          .diagonal = number(s.diagonal),
+          .first_head = 0,
+          .heads_q = number(p.heads_q)};
 }
 
 }  // namespace tandem

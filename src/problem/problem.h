@@ -144,15 +144,6 @@ struct DropoutOptions {
   explicit operator bool() const { return p > 0; }
 };
 
-// The place of a problem's rows in longer sequences: row i has position q_first + i * stride, and key j has k_first + j
-// * stride. Only context parallelism sets it. On the CPU mods and dropout read it.
-struct Placement {
-  int64_t q_first = 0, k_first = 0, stride = 1;
-  int64_t sequence = 0, head = 0;        // added to the problem's numbers
-  int64_t heads_q = 0;                   // query heads of the whole call; 0: the problem's
-  int64_t seqlen_q = -1, seqlen_k = -1;  // used lengths of the whole sequence; -1: the problem's
-};
-
 struct Problem {
   tandem_pass pass = TANDEM_FORWARD;
   DType dtype = DType::f32;
@@ -184,8 +175,9 @@ struct Problem {
   int32_t num_splits = 0;
   bool deterministic = false, batch_invariant = false, validate = false;
   bool accumulate = false;
-  Placement placement;
-  int32_t sm_limit = 0;  // 0: none
+  bool placed = false;
+  const tandem_place* places = nullptr;  // placed: in device memory, for each sequence
+  int32_t sm_limit = 0;                  // 0: none
 
   int64_t group() const { return heads_k > 0 ? heads_q / heads_k : 1; }
   bool packed_q() const { return cu_seqlens_q.present; }
@@ -228,6 +220,9 @@ struct Sequence {
 
 // Reads cu_seqlens and seqused from host memory. Only the CPU engine and the reference call it.
 Sequence sequence_of(const Problem& problem, int64_t b);
+
+// The place of a sequence; its own rows if the problem has no places.
+tandem_place place_of(const Problem& problem, const Sequence& sequence);
 
 struct KeySpan {
   int64_t begin = 0, end = 0;  // begin <= end, within [0, k_len]

@@ -298,6 +298,22 @@ Status ProblemBuilder::read_used_lengths() {
   return {};
 }
 
+Status ProblemBuilder::read_places() {
+  if (!given(&Args::places)) return {};
+  constexpr int64_t kMembers = sizeof(tandem_place) / sizeof(int32_t);
+  TANDEM_TRY(read(&Args::places, only(DType::i32), "convert the tensor to int32",
+                  {{"batch", p_.batch, nullptr, "pass one place per sequence"},
+                   {"members", kMembers, "tandem_place", "pass all members of each place"}}));
+  const Operand& o = operand(&Args::places);
+  if (o.shape[0] > 1 && (o.stride[0] != kMembers || o.stride[1] != 1)) {
+    return Status::invalid(str_cat("places.strides (", o.stride[0], ", ", o.stride[1], ") must be ", kMembers,
+                                   " and 1: copy the places into a compact tensor"));
+  }
+  p_.placed = true;
+  p_.places = reinterpret_cast<const tandem_place*>(o.data);
+  return {};
+}
+
 // Reads the longest sequence of a packed call, which the caller passes; otherwise the total bounds it. The values of
 // cu_seqlens do not bound it, so that a call and its workspace_size see the same Problem. With pages and seqused_k the
 // caller may pass a bound below the capacity of the page table.

@@ -217,10 +217,12 @@ struct Row {
 
 double keep_factor(const Problem& p, const Sequence& s, int64_t head, int64_t i, int64_t j) {
   if (!p.dropout) return 1;
-  const auto sequence_head = static_cast<uint64_t>(s.batch_index * p.heads_q + head);
-  const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, sequence_head, static_cast<uint64_t>(i),
-                                      static_cast<uint64_t>(j / kDropoutGroup));
-  return is_dropped(words, j, dropout_threshold(p.dropout.p)) ? 0 : 1 / (1 - p.dropout.p);
+  const tandem_place place = place_of(p, s);
+  const auto sequence_head = static_cast<uint64_t>(place.document * place.heads_q + place.first_head + head);
+  const int64_t row = place.first_query + i * place.stride, column = place.first_key + j * place.stride;
+  const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, sequence_head, static_cast<uint64_t>(row),
+                                      static_cast<uint64_t>(column / kDropoutGroup));
+  return is_dropped(words, column, dropout_threshold(p.dropout.p)) ? 0 : 1 / (1 - p.dropout.p);
 }
 
 Row make_row(const Head& h, int64_t i) {
@@ -229,6 +231,8 @@ Row make_row(const Head& h, int64_t i) {
   const double sink = p.sink ? load(p.sink.dtype, p.sink.at(b, h.head)) : -kInfinity;
   const double slope = p.alibi_slopes ? load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h.head)) : 0;
   const KeySpan visible = visible_keys(p, h.s, i);
+  const tandem_place place = place_of(p, h.s);
+  const int64_t first_distance = int64_t{place.first_query} + place.diagonal - place.first_key;
 
   Row row;
   double largest = sink;
@@ -239,7 +243,7 @@ Row make_row(const Head& h, int64_t i) {
     const double capped = p.softcap > 0 ? std::tanh(t / p.softcap) : 0;
     double r = p.softcap > 0 ? p.softcap * capped : t;
     if (!p.bias.boolean()) r += bias;
-    if (p.alibi_slopes) r -= slope * std::fabs(static_cast<double>(i + h.s.diagonal - j));
+    if (p.alibi_slopes) r -= slope * std::fabs(static_cast<double>(first_distance + (i - j) * place.stride));
     const double s = h.mod.score(r, h.at(i, j));
     if (s == -kInfinity) continue;
     row.entries.push_back({j, capped, r, s, 0, keep_factor(p, h.s, h.head, i, j)});

@@ -47,7 +47,7 @@ struct Tensor {
   std::vector<int32_t> memory;
 };
 
-constexpr size_t tensor_fields = 22;
+constexpr size_t tensor_fields = 23;
 constexpr size_t first_index = 16;  // cu_seqlens_q and later tensors hold int32
 
 class FuzzedCall {
@@ -85,6 +85,7 @@ class FuzzedCall {
     args_.causal = (flags >> 11) & 1;
     if (flags & 4096) args_.window = 3, args_.window_left = in.number(), args_.window_right = in.number();
     if (flags & 8192) args_.dropout_p = in.take<uint8_t>() / 256.0;
+    if (args_.dropout_p > 0.5) set(22, {batch, sizeof(tandem_place) / sizeof(int32_t)}, i32);
   }
 
   // Sets one field to a wrong value.
@@ -122,7 +123,8 @@ class FuzzedCall {
                                                    &args_.seqused_q,
                                                    &args_.seqused_k,
                                                    &args_.page_table,
-                                                   &args_.diagonal_offsets};
+                                                   &args_.diagonal_offsets,
+                                                   &args_.places};
     for (size_t i = 0; i < tensor_fields; ++i) {
       if (!fields[i]) continue;
       *fields[i] = tensors_[i] ? &tensors_[i]->handle : nullptr;

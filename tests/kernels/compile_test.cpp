@@ -234,6 +234,27 @@ TEST_F(KernelsCompile, Pages) {
   for (const gpu::Properties& device : {hopper(), blackwell()}) compile_all(choices, device, pages);
 }
 
+// Dropout of sequences that are parts of longer sequences needs a loop of draws.
+TEST_F(KernelsCompile, PlacedDropout) {
+  const auto forward = [](const Choice& choice) {
+    Problem p = problem_of(choice);
+    p.placed = true;
+    return p;
+  };
+  const auto backward = [](const Choice& choice) {
+    Problem p = gradients_of(choice);
+    p.placed = true;
+    return p;
+  };
+  Choice choice{};
+  choice[kShape] = 3;
+  choice[kMask] = choice[kRagged] = choice[kDropout] = 1;
+  for (const gpu::Properties& device : {hopper(), blackwell()}) {
+    compile_all({choice}, device, forward);
+    compile_all({choice}, device, backward);
+  }
+}
+
 // Splits that the device plans: the epilogue stores either a result or a split's result.
 TEST_F(KernelsCompile, SplitsOfTheDevice) {
   const auto splits = [](const Choice& choice) {

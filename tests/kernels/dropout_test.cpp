@@ -30,6 +30,25 @@ TEST(KernelsDropout, AnyProbability) {
   expect_all_good(cases);
 }
 
+// Sequences are parts of longer sequences: places at multiples of 16 keys and at others, and rows with strides.
+TEST(KernelsDropout, PlacesOfSequences) {
+  const char* const kOptions[] = {
+      "--packed 1 --lengths-q 20,0,133,1,40 --lengths-k 9,4,133,7,150 --heads-q 4 --heads-k 2 --dropout 0.3",
+      "--batch 2 --seqlen-q 90 --seqlen-k 200 --alibi head --causal 1 --dropout 0.2 --sink f32",
+      "--batch 3 --seqlen-q 140 --seqlen-k 150 --alibi batch --left 60",
+      "--batch 3 --seqlen-q 70 --seqlen-k 90 --score-mod score*slope[head]+table[head,k%9]+q/seqlen_k "
+      "--mask-mod (q+k+batch)%5>0 --dropout 0.1"};
+  std::vector<CheckedCase> cases;
+  for (const char* dim : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 ",
+                          "--head-dim 256 --head-dim-v 256 ", "--head-dim 192 --head-dim-v 128 "}) {
+    for (const char* rest : {" --dtype bf16 --places 1", " --dtype f16 --places 3 --dlse 1"}) {
+      const size_t n = cases.size();
+      cases.emplace_back(std::string(dim) + kOptions[n % 4] + rest + " --seed " + std::to_string(n));
+    }
+  }
+  expect_all_good(cases);
+}
+
 // Dropout may keep only the small probabilities of a sharp row, so float16 must not round them away.
 TEST(KernelsDropout, SmallProbabilitiesOfFloat16) {
   expect_all_good(

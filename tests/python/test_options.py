@@ -43,8 +43,8 @@ def names_of(kinds):
     return {PARTS.get(name, name) for name, kind in _options.KINDS.items() if kind in kinds}
 
 
-# Context parallelism passes sm_limit to the binding. Other Python functions do not have it.
-INTERNAL = {"sm_limit"}
+# Context parallelism passes these to the binding. Other Python functions do not have them.
+INTERNAL = {"sm_limit", "places"}
 OPTION_KINDS = set(_options.KINDS.values()) - {"Tensor", "OutputOnly"}
 INPUTS = {PARTS.get(name, name) for name in _options.INPUTS}
 
@@ -63,8 +63,8 @@ def test_attention_takes_every_argument():
 
 
 def test_attention_backward_takes_every_argument():
-    tensors, options = names_of({"Tensor"}) - {"max_scores"}, names_of(OPTION_KINDS) - {"num_splits"} - INTERNAL
-    check_parameters(tandem.attention_backward, tensors | options | {"dscore_mod"})
+    tensors, options = names_of({"Tensor"}) - {"max_scores"}, names_of(OPTION_KINDS) - {"num_splits"}
+    check_parameters(tandem.attention_backward, (tensors | options) - INTERNAL | {"dscore_mod"})
 
 
 @pytest.mark.skipif(not (ROOT / "scripts").is_dir(), reason="not in a checkout")

@@ -128,23 +128,6 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   EXPECT_TRUE(contains(refusal(nullptr, std::string(kSmall) + " --dtype f64"), "q.dtype (float64) must be"));
 }
 
-TEST(RankRefusals, SlopesAndDropoutOfAStripedLayout) {
-  FaultyCall call(std::string(kSmall) + " --alibi head");
-  const CpPlan plan = plan_of(call.problem, {2, TANDEM_CP_STRIPED});
-  ThreadGroup group(2);
-  const auto errors = on_ranks(2, [&](int32_t rank) {
-    return run_rank(call.problem, {plan.get(), group.transport(rank)});
-  });
-  for (const std::string& error : errors) EXPECT_TRUE(contains(error, "attention.alibi_slopes must be absent"));
-  FaultyCall dropout;
-  ThreadGroup second(2);
-  const auto others = on_ranks(2, [&](int32_t rank) {
-    return run_rank(dropout.problem, {plan.get(), second.transport(rank)},
-                    [](tandem_attention_args& a) { a.dropout_p = 0.5; });
-  });
-  for (const std::string& error : others) EXPECT_TRUE(contains(error, "attention.dropout_p must be absent")) << error;
-}
-
 TEST(RankRefusals, PlansOfOtherGroups) {
   FaultyCall call;
   const CpPlan plan = plan_of(call.problem, {3});

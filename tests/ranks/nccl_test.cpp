@@ -153,24 +153,6 @@ TEST(RankNccl, AsynchronousErrorsEndTheCall) {
   }
 }
 
-TEST(RankNccl, UnservedOptionsAreRefused) {
-  SmallCall call("--sink f32");
-  Outputs outputs = call.in.outputs(TANDEM_FORWARD);
-  const Problem problem = call.in.problem(TANDEM_FORWARD, &outputs);
-  static const tandem_mod mask{sizeof(tandem_mod), "k < 5", nullptr, 0, nullptr, 0};
-  const std::pair<const char*, AdjustArgs> changes[] = {
-      {"attention.mask_mod must be absent in context parallelism: GPUs do not serve it",
-       [](tandem_attention_args& a) { a.mask_mod = &mask; }},
-      {"attention.dropout_p must be absent in context parallelism: GPUs do not serve it",
-       [](tandem_attention_args& a) { a.dropout_p = 0.5; }},
-  };
-  for (const auto& [message, change] : changes) {
-    Clique clique(1);
-    const auto errors = run_on(clique, problem, plan_of(problem, {1}), TANDEM_CP_GATHER, change);
-    EXPECT_TRUE(contains(errors[0], message)) << errors[0];
-  }
-}
-
 TEST(RankNccl, WrongArgumentsAreRefused) {
   tandem_cp_transport transport{};
   void* comm = nullptr;
@@ -202,7 +184,10 @@ std::vector<uint64_t> bits_on_gpus(Instance& in, const Division& division, std::
     Outputs outputs = in.outputs(pass);
     const Problem problem = in.problem(pass, &outputs);
     Clique clique(division.ranks);
-    for (const std::string& e : run_on(clique, problem, plan_of(problem, division), division.execution)) *error += e;
+    const AdjustArgs options = options_of(in.args(pass, &outputs));
+    for (const std::string& e : run_on(clique, problem, plan_of(problem, division), division.execution, options)) {
+      *error += e;
+    }
     for (const Tensor* t : outputs.all()) {
       if (*t) bits.push_back(t->fingerprint());
     }
@@ -214,7 +199,8 @@ std::vector<uint64_t> bits_on_gpus(Instance& in, const Division& division, std::
 Engine engine_on_gpus(const Division& division) {
   return [division](const EngineCall& call) {
     Clique clique(division.ranks);
-    const auto errors = run_on(clique, call, plan_of(call, division), division.execution);
+    const auto errors = run_on(clique, call, plan_of(call, division), division.execution,
+                               options_of(call.instance->args(call.pass, call.outputs)));
     for (const std::string& error : errors) {
       if (!error.empty()) throw std::runtime_error(error);
     }
@@ -226,6 +212,9 @@ const char* const kKernelCases[] = {
     "--dtype bf16 --align 8 --causal 1 --sink f32",
     "--packed 1 --lengths-q 150,40 --lengths-k 150,40 --heads-q 2 --heads-k 2 --head-dim 64 --head-dim-v 64 "
     "--dtype bf16 --align 8 --left 70 --right 9 --alibi head",
+    "--packed 1 --lengths-q 150,40 --lengths-k 150,40 --heads-q 4 --heads-k 2 --head-dim 64 --head-dim-v 64 "
+    "--dtype bf16 --align 8 --dropout 0.25 --mask-mod k<=q+head&&(q+batch)%7>=k%5 --score-mod "
+    "score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9]+k/seqlen_k --gradients qkvbs",
 };
 
 TEST(RankGpu, EveryExecutionIsAccurate) {
@@ -238,6 +227,14 @@ TEST(RankGpu, EveryExecutionIsAccurate) {
       }
     }
   }
+}
+
+// Without chunks the neighbouring rows of a striped shard have a distance of several positions.
+TEST(RankGpu, StripedShardsReadPositions) {
+  const std::string flags = std::string(kKernelCases[1]) + " --dropout 0.25";
+  const Division division{3, TANDEM_CP_STRIPED, TANDEM_CP_RING, 0};
+  const Verdict verdict = run_case(from_flags(flags), engine_on_gpus(division));
+  EXPECT_EQ(verdict.failure + verdict.refusal, "");
 }
 
 TEST(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {

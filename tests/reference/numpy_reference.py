@@ -5,6 +5,7 @@ Usage: numpy_reference.py path/to/reference_dump [count]
 """
 
 import ast
+import collections
 import json
 import operator
 import re
@@ -37,7 +38,19 @@ def philox(counter, key):
     return np.stack([c0, c1, c2, c3])
 
 
-def kept(case, sequence, heads, rows, columns):
+Place = collections.namedtuple(
+    "Place", "document first_query first_key stride seqlen_q seqlen_k diagonal first_head heads_q"
+)
+
+
+def place_of(case, t, b, shape):
+    """Returns the place of a sequence in a longer sequence. shape: heads, rows, keys."""
+    if "places" in t:
+        return Place(*(int(x) for x in t["places"][b]))
+    return Place(b, 0, 0, 1, shape[1], shape[2], diagonal(case, t, b, *shape[1:]), 0, shape[0])
+
+
+def kept(case, place, heads, rows, columns):
     """Returns 1 / (1 - p) where dropout keeps an entry, and 0 where it drops it:
 
     (heads, rows, columns). p: a multiple of 1/256.
@@ -46,9 +59,10 @@ def kept(case, sequence, heads, rows, columns):
     if case["dropout"] == 0:
         return np.ones((heads, rows, columns))
     threshold = min(max(int(case["dropout"] * 256 + 0.5), 1), 255)
-    h, i, j = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
+    positions = place.first_query + place.stride * np.arange(rows), place.first_key + place.stride * np.arange(columns)
+    h, i, j = np.meshgrid(place.first_head + np.arange(heads), *positions, indexing="ij")
     low = np.full(h.shape, offset & 0xFFFFFFFF)
-    counter = [x.astype(np.uint64) for x in (j // 16, i, sequence * heads + h, low)]
+    counter = [x.astype(np.uint64) for x in (j // 16, i, place.document * place.heads_q + h, low)]
     key = (seed & 0xFFFFFFFF, ((seed >> 32) + (offset >> 32)) & 0xFFFFFFFF)
     words = np.take_along_axis(philox(counter, key), (2 * (j % 16 // 8) + j % 2)[None], axis=0)[0]
     byte = words >> (8 * (j // 2 % 4)).astype(np.uint64) & np.uint64(255)
@@ -137,15 +151,17 @@ def modified(text, names):
     return value(ast.parse(python, mode="eval").body)
 
 
-def names_of(case, t, b, scores):
+def names_of(case, t, place, scores):
     """The names of a text, each as an array that broadcasts to (heads, rows, keys)."""
     heads, rows, keys = (np.arange(n, dtype=np.int32) for n in scores.shape)
     names = {name: t[name].astype(kind) for name, kind in ELEMENTS.items() if name in t}
     for name, kind in {"c": np.float64, "n": np.int32, "on": np.bool_}.items():
         if name in case["scalars"]:
             names[name] = kind(case["scalars"][name])
-    lengths = {"seqlen_q": np.int32(len(rows)), "seqlen_k": np.int32(len(keys))}
-    places = {"batch": np.int32(b), "head": heads[:, None, None], "q": rows[:, None], "k": keys}
+    lengths = {"seqlen_q": np.int32(place.seqlen_q), "seqlen_k": np.int32(place.seqlen_k)}
+    rows, keys = (np.int32(first) + np.int32(place.stride) * x for first, x in zip(place[1:3], (rows, keys)))
+    heads = heads + np.int32(place.first_head)
+    places = {"batch": np.int32(place.document), "head": heads[:, None, None], "q": rows[:, None], "k": keys}
     return {**names, **lengths, **places, "score": scores, "true": np.bool_(True), "inf": np.inf}
 
 
@@ -177,9 +193,12 @@ def attend(case, t, b, q, k, v):
     if case["softcap"]:
         scores = case["softcap"] * np.tanh(scores / case["softcap"])
     distance = np.arange(rows)[:, None] + diagonal(case, t, b, rows, keys) - np.arange(keys)[None, :]
+    place = place_of(case, t, b, scores.shape)
     if "alibi_slopes" in t:
+        rows_and_keys = place.stride * (np.arange(rows)[:, None] - np.arange(keys)[None, :])
+        from_key = place.first_query + place.diagonal - place.first_key + rows_and_keys
         slopes = t["alibi_slopes"] if t["alibi_slopes"].ndim == 1 else t["alibi_slopes"][b]
-        scores = scores - slopes[:, None, None] * np.abs(distance)
+        scores = scores - slopes[:, None, None] * np.abs(from_key)
     visible = np.ones(scores.shape, dtype=bool)
     if case["causal"]:
         visible &= distance >= 0
@@ -193,7 +212,7 @@ def attend(case, t, b, q, k, v):
             visible &= whole != 0
         else:
             scores = scores + whole
-    names = names_of(case, t, b, scores)
+    names = names_of(case, t, place, scores)
     if case["score_mod"]:
         scores = np.broadcast_to(modified(case["score_mod"], names), scores.shape)
     shown = modified(case["mask_mod"], names) if case["mask_mod"] else True
@@ -211,7 +230,7 @@ def attend(case, t, b, q, k, v):
     safe = np.where(np.isfinite(top), top, 0.0)
     lse = np.log(np.exp(logits - safe[..., None]).sum(-1)) + safe
     weights = np.where(scores == -np.inf, 0.0, np.exp(scores - lse[..., None]))
-    out = np.einsum("hij,hjd->hid", weights * kept(case, b, heads, rows, keys), v)
+    out = np.einsum("hij,hjd->hid", weights * kept(case, place, heads, rows, keys), v)
     return out, lse, scores.max(-1, initial=-np.inf)
 
 

@@ -38,6 +38,7 @@ void dump(const Case& c) {
                        {"seqused_k", in.seqused_k},
                        {"page_table", in.page_table},
                        {"diagonal_offsets", in.diagonal_offsets},
+                       {"places", in.places},
                        {"slope", in.slope},
                        {"table", in.table},
                        {"temperature", in.temperature},

@@ -44,6 +44,7 @@ void visit(C& c, F&& field) {
   field("sink", c.sink);
   field("dropout", c.dropout);
   field("dropout-pointers", c.dropout_pointers);
+  field("places", c.places);
   field("score-mod", c.score_mod);
   field("mask-mod", c.mask_mod);
   field("blocks", c.blocks);
@@ -335,6 +336,8 @@ Case random_case(uint64_t seed) {
   random_mods(r, c);
   c.max_scores = r.chance(0.3);
   random_blocks(r, c);
+  const bool reads_positions = c.dropout > 0 || !c.alibi.empty() || !c.score_mod.empty() || !c.mask_mod.empty();
+  if (reads_positions && r.chance(0.3)) c.places = r.between(1, 3);
   return c;
 }
 

@@ -35,6 +35,7 @@ struct Case {
   std::string sink;                 // "", "f32" or "same"
   double dropout = 0;
   bool dropout_pointers = false;
+  int64_t places = 0;  // > 0: parts of longer sequences; the longest stride
   // Expressions without spaces, over the names of Instance::bind_mods().
   std::string score_mod, mask_mod;
   // A block mask of block_q x block_k. "random": all kinds, in any order. "partial": no list of full blocks. `hostile`:

@@ -185,6 +185,27 @@ void Instance::fill() {
   dropout_offset_ = r.next();
   if (!c.score_mod.empty() || !c.mask_mod.empty()) bind_mods();
   if (!c.blocks.empty()) fill_blocks();
+  if (c.places > 0) fill_places();
+}
+
+void Instance::fill_places() {
+  constexpr int64_t kMembers = sizeof(tandem_place) / sizeof(int32_t);
+  Random r(static_cast<uint64_t>(c.seed) + 19);
+  places = Tensor(DType::i32, {c.sequences(), kMembers});
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    const int64_t first_q = r.between(0, 90), first_k = r.chance(0.3) ? 16 * r.between(0, 4) : r.between(0, 90);
+    const int64_t stride = r.between(1, c.places), first_head = r.between(0, 3);
+    const int64_t members[kMembers] = {r.between(0, 5),
+                                       first_q,
+                                       first_k,
+                                       stride,
+                                       first_q + used_q(c, b) * stride,
+                                       first_k + used_k(c, b) * stride,
+                                       r.between(-40, 40),
+                                       first_head,
+                                       first_head + c.heads_q + r.between(0, 2)};
+    for (int64_t n = 0; n < kMembers; ++n) places.set(b * kMembers + n, static_cast<double>(members[n]));
+  }
 }
 
 // Entries after a row's count are valid indices too. Some rows have no visible block.
@@ -436,6 +457,7 @@ tandem_attention_args Instance::args(tandem_pass pass, Outputs* o) {
   }
   a.num_splits = static_cast<int32_t>(c.splits);
   a.batch_invariant = c.invariant;
+  a.places = places.describe();
   a.accumulate = c.accumulate;
   a.sm_limit = static_cast<int32_t>(c.sm_limit);
   set_members(c.members, &a);
@@ -537,6 +559,7 @@ std::vector<Tensor*> Instance::inputs() {
           &given_out,
           &given_lse,
           &diagonal_offsets,
+          &places,
           &slope,
           &table,
           &temperature,
@@ -552,8 +575,8 @@ uint64_t Instance::fingerprint() const {
   uint64_t sum = 0;
   for (const Tensor* t : const_cast<Instance*>(this)->inputs()) {
     // Absent late inputs must not change the fingerprint, so that older recordings stay valid.
-    const bool late = t == &diagonal_offsets || t == &slope || t == &table || t == &temperature || t == &doc ||
-                      t == &seen || t == &kv_num_blocks || t == &kv_indices || t == &full_kv_num_blocks ||
+    const bool late = t == &diagonal_offsets || t == &places || t == &slope || t == &table || t == &temperature ||
+                      t == &doc || t == &seen || t == &kv_num_blocks || t == &kv_indices || t == &full_kv_num_blocks ||
                       t == &full_kv_indices;
     if (late && !*t) continue;
     sum = sum * 31 + t->fingerprint();

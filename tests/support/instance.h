@@ -50,7 +50,7 @@ class Instance {
 
   const Case c;
   Tensor q, k, v, bias, sink, alibi_slopes, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
-      diagonal_offsets;
+      diagonal_offsets, places;
   Tensor kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices;
   Tensor dout, dlse, given_out, given_lse;
   Tensor slope, table, temperature, doc, seen;  // captured by score_mod, mask_mod
@@ -59,6 +59,7 @@ class Instance {
  private:
   void bind_mods();
   void fill_blocks();
+  void fill_places();
   const tandem_mod* mod(size_t which, const std::string& text, Outputs* outputs);
   void fill();
   void fill_bias();

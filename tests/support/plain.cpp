@@ -238,11 +238,14 @@ class Plain {
     if (p.pass == TANDEM_BACKWARD) values_.set(v_, p.head_dim_v);
   }
 
-  double keep(int64_t b, int64_t h, int64_t i, int64_t j) {
+  double keep(int64_t h, int64_t i, int64_t j) {
     if (!p.dropout) return 1;
-    const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, static_cast<uint64_t>(b * p.heads_q + h),
-                                        static_cast<uint64_t>(i), static_cast<uint64_t>(j / kDropoutGroup));
-    return is_dropped(words, j, dropout_threshold(p.dropout.p)) ? 0 : fl(1 / (1 - p.dropout.p));
+    const tandem_place place = place_of(p, s_);
+    const int64_t row = place.first_query + i * place.stride, column = place.first_key + j * place.stride;
+    const auto sequence_head = static_cast<uint64_t>(place.document * place.heads_q + place.first_head + h);
+    const Philox4 words = dropout_words(p.dropout.seed, p.dropout.offset, sequence_head, static_cast<uint64_t>(row),
+                                        static_cast<uint64_t>(column / kDropoutGroup));
+    return is_dropped(words, column, dropout_threshold(p.dropout.p)) ? 0 : fl(1 / (1 - p.dropout.p));
   }
 
   score_mod::Position at(int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -279,7 +282,9 @@ class Plain {
       }
       if (p.bias && !p.bias.boolean()) s = fl(s + load(p.bias.dtype, p.bias.at(b, h, i, j)));
       if (p.alibi_slopes) {
-        const double distance = std::fabs(static_cast<double>(i + s_.diagonal - j));
+        const tandem_place place = place_of(p, s_);
+        const int64_t first = int64_t{place.first_query} + place.diagonal - place.first_key;
+        const double distance = std::fabs(static_cast<double>(first + (i - j) * place.stride));
         s = fl(s - fl(load(p.alibi_slopes.dtype, p.alibi_slopes.at(b, h)) * distance));
       }
       const double unmodified = s;
@@ -287,7 +292,7 @@ class Plain {
         score_.run(s, at(b, h, i, j));
         s = fl(score_.real(p.score_mod->program->mod.result));
       }
-      if (s != -kInfinity) row.push_back({j, s, capped, keep(b, h, i, j), unmodified});
+      if (s != -kInfinity) row.push_back({j, s, capped, keep(h, i, j), unmodified});
     }
     return row;
   }

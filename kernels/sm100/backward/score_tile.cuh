@@ -138,7 +138,7 @@ struct ScoreTile {
     const float* const lse_delta = s.lse_delta + in_tile;
     u32 keep_mask = 0;
     if constexpr (T.options.dropout)
-      keep_mask = dropout.of_column(query, sequence.sequence * p.heads_q + at.head, key, lane);
+      keep_mask = dropout.of_column(query, dropout_head<T>(p, sequence.sequence, at.head), key, lane);
     const u32 from = (static_cast<u32>(warp % 4) * 32 << 16) + in_tile;
     // ptxas computes addresses of a bias early, up to the next branch. With these options the registers would spill.
     constexpr bool kBranches =

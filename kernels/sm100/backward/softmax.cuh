@@ -48,8 +48,8 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
       if constexpr (T.options.dropout) {  // drawn while S is multiplied
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
-          keep_mask[c] =
-              dropout.of_column(query + c * StepAt<T>::kNextRun, sequence.sequence * p.heads_q + step.head, key, lane);
+          keep_mask[c] = dropout.of_column(query + c * StepAt<T>::kNextRun,
+                                           dropout_head<T>(p, sequence.sequence, step.head), key, lane);
       }
       const StepAt<T> at{p, visibility, of_head, keep_mask, lse_delta, query, key};
       if constexpr (T.lse_delta_alone()) {

@@ -102,7 +102,7 @@ struct Softmax {
   // The dropout mask of the row's scores in chunk c of an iteration.
   TANDEM_DEVICE u32 draw_dropout_mask(int n_block, int c) const {
     if constexpr (!T.options.dropout) return 0;
-    return dropout.of_row(row.query, tile.sequence * p.heads_q + row.head, n_block * T.tile_n + c * kChunk);
+    return dropout.of_row(row.query, dropout_head<T>(p, tile.sequence, row.head), n_block * T.tile_n + c * kChunk);
   }
 
   // Moves row_max of this thread's row if a score exceeds row_max by too much.

@@ -109,9 +109,10 @@ TANDEM_DEVICE void draw_dropout_mask(Prefetched<T>& prefetched, const WarpgroupT
         tile.n_block * T.cta_keys() + (T.shared_p() ? 0 : tile.thread.index * 64) + tile.thread.warp * 16;
 #pragma unroll
     for (int r = 0; r < T.score_queries() / 2; r += kKeepGroup)
-      prefetched.keep_mask[r / kKeepGroup] = tile.thread.dropout.by_columns(
-          step.m_block * T.tile_m + tile.first_query + 2 * r, tile.sequence.sequence * tile.p.heads_q + step.head,
-          warp_key, min(kKeepGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
+      prefetched.keep_mask[r / kKeepGroup] =
+          tile.thread.dropout.by_columns(step.m_block * T.tile_m + tile.first_query + 2 * r,
+                                         dropout_head<T>(tile.p, tile.sequence.sequence, step.head), warp_key,
+                                         min(kKeepGroup, T.score_queries() / 2 - r) / 4, tile.thread.lane);
   }
 }
 template <Sm90BackwardConfig T>

@@ -119,7 +119,7 @@ struct ScoreTile {
 #pragma unroll
       for (int n = 0; n < kQueries; n += 64)
         keep_mask[n / 64] =
-            dropout.by_columns(at.m_block * T.tile_m + first_query + n, sequence.sequence * p.heads_q + at.head,
+            dropout.by_columns(at.m_block * T.tile_m + first_query + n, dropout_head<T>(p, sequence.sequence, at.head),
                                at.key_block * T.cta_keys() + key0 - lane / 4, min(64, kQueries - n) / 8, lane);
     }
     float scores[kScores], dp[kScores];

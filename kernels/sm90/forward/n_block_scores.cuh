@@ -82,7 +82,7 @@ TANDEM_DEVICE void draw_dropout_mask(u32 (&keep_mask)[kKeepMaskWords<T>], const 
   if constexpr (T.options.dropout) {
     const int lane = rows.w.lane;
     const Row row = rows.own_row(lane >> 1 & 1);
-    const u32 head = rows.tile().sequence * rows.p.heads_q + row.head;
+    const auto head = dropout_head<T>(rows.p, rows.tile().sequence, row.head);
 #pragma unroll
     for (int r = 0; r < T.tile_n / 2; r += kKeepGroup)
       keep_mask[r / kKeepGroup] =

@@ -48,6 +48,17 @@ const Rule rules[] = {
      {"diagonal_offsets.length (3) must be 2: expand the tensor to one offset per sequence"}},
     {"DiagonalOffsetsType", dense, forward, [](Call& c) { c.args.alignment = 2, c.args.diagonal_offsets = &c.sink.handle; },
      {"diagonal_offsets.dtype (float32) must be int32"}},
+    {"PlacesShape", dense, forward, [](Call& c) { c.args.places = &c.seqused_q.handle; },
+     {"places.ndim (1) must be 2: pass places as (batch, members)"}},
+    {"PlacesMembers", dense, forward,
+     [](Call& c) { c.page_table.make({2, 3}, kI32), c.args.places = &c.page_table.handle; },
+     {"places.members (3) must equal tandem_place.members (9)"}},
+    {"PlacesStrides", dense, backward,
+     [](Call& c) {
+       c.page_table.make({2, 18}, kI32), c.args.places = &c.page_table.handle;
+       c.page_table.shape[1] = 9, c.page_table.set_strides({18, 1});
+     },
+     {"places.strides (18, 1) must be 9 and 1: copy the places"}},
     {"BlocksAlone", dense, forward, [](Call& c) { c.args.kv_num_blocks = &c.seqused_q.handle; },
      {"kv_indices (NULL) must be given with kv_num_blocks"}},
     {"BlocksWithoutCounts", dense, backward, [](Call& c) { c.args.kv_indices = &c.seqused_q.handle; },

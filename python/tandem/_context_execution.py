@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _binding, _context_mods, _score_mod
+from tandem import _binding, _score_mod
 from tandem._context_calls import Call, Schedule
 from tandem._context_chunks import ChunkSchedule
 from tandem._context_plan import ContextPlan
@@ -21,9 +21,9 @@ HEAD_START = 15_000
 
 @dataclass
 class Execution:
-    """The arguments of both passes. The first query head is first_head of the whole call's.
+    """The arguments of both passes. The call's first query head is first_head of heads_q; None: the call has all heads.
 
-    options: softmax_scale, softcap, alibi_slopes, score_mod and mask_mod as call_args.
+    options: softmax_scale, softcap, alibi_slopes, score_mod, mask_mod, dropout_p and seed as call_args.
     """
 
     plan: ContextPlan
@@ -34,6 +34,7 @@ class Execution:
     # Multiprocessors that calls leave to messages while messages are in flight.
     spare_sms: int = 0
     first_head: int = 0
+    heads_q: int | None = None
     busy: bool = field(default=False, init=False)
 
     def schedule(self, q: Tensor, k: Tensor) -> Schedule:
@@ -54,11 +55,18 @@ class Execution:
     @property
     def by_distance(self) -> bool:
         """Is True if a call reads positions, which the mask of joined steps does not have."""
-        return any(self.options.get(name) is not None for name in ("alibi_slopes", *_score_mod.MODS))
+        return self.reads_places or self.options.get("alibi_slopes") is not None
 
-    def alone(self, options: dict[str, Any], first_head: int) -> Execution:
+    @property
+    def reads_places(self) -> bool:
+        """Is True if calls need the tensor of places. The mask has ALiBi's distances, unless rows have strides."""
+        strides = self.plan.layout == "striped" and self.plan.chunk == 0 and self.plan.ranks > 1
+        names = (*_score_mod.MODS, *(("alibi_slopes",) if strides else ()))
+        return bool(self.options.get("dropout_p")) or any(self.options.get(name) is not None for name in names)
+
+    def alone(self, options: dict[str, Any], first_head: int, heads_q: int) -> Execution:
         """Returns the execution of all tokens on this rank."""
-        return Execution(self.plan.on_one_rank(), 0, None, 1, options, first_head=first_head)
+        return Execution(self.plan.on_one_rank(), 0, None, 1, options, first_head=first_head, heads_q=heads_q)
 
     def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
         """Starts messages. On a GPU calls that follow start later than NCCL's kernels, because a call's CTAs keep their
@@ -71,7 +79,7 @@ class Execution:
 
     def attend(self, what: int, call: Call, tensors: dict[str, Tensor | None], accumulate: bool = False) -> None:
         """Computes a call. tensors: rows of queries and keys of the call, as call_args."""
-        args = {**self.options, **self._sequences(call, tensors["q"].device)}
+        args = {**self.options, **self._sequences(call, tensors["q"])}
         if not call.is_packed:
             tensors = {name: None if x is None else x[None] for name, x in tensors.items()}
         if accumulate:
@@ -83,24 +91,28 @@ class Execution:
             args["sm_limit"] = sms - self.spare_sms
         _binding.call(what, {**args, **tensors})
 
-    def _sequences(self, call: Call, device: torch.device) -> dict[str, Any]:
+    def _sequences(self, call: Call, q: Tensor) -> dict[str, Any]:
         """Returns the sequences of a call as call_args, without a copy from the host after the first time."""
-        found = call.on_device.get(device)
+        heads = self.first_head, self.heads_q or q.shape[-2]
+        found = call.on_device.get((q.device, heads))
         if found is None:
-            found = call.on_device[device] = _sequences(self.plan, call, device)
-        args, places = found
-        args = dict(args)
+            found = call.on_device[q.device, heads] = _sequences(self.plan, call, heads, q.device)
+        args = dict(found)
+        places = args["places"]
         slopes = self.options.get("alibi_slopes")
         if slopes is not None and slopes.dim() == 2:
             args["alibi_slopes"] = slopes.index_select(0, places[:, 0])
-        for name in _score_mod.MODS:
-            if self.options.get(name) is not None:
-                args[name] = _context_mods.placed(self.options[name], places, self.first_head)
+        if not self.reads_places:
+            del args["places"]
         return args
 
 
-def _sequences(plan: ContextPlan, call: Call, device: torch.device) -> tuple[dict[str, Any], Tensor]:
-    """Returns the sequences and the mask of a call as call_args, and the places of the sequences."""
+# The members of the struct tandem_place.
+PLACE = 9
+
+
+def _sequences(plan: ContextPlan, call: Call, heads: tuple[int, int], device: torch.device) -> dict[str, Any]:
+    """Returns the sequences, the mask and the places of a call as call_args."""
     cu_q, cu_k, diagonals, steps = call.sequences()
     args: dict[str, Any] = {"alignment": "explicit", "window": call.window}
     if call.is_packed:
@@ -110,12 +122,12 @@ def _sequences(plan: ContextPlan, call: Call, device: torch.device) -> tuple[dic
             args[name] = max(end - begin for begin, end in zip(cu, cu[1:]))
     else:
         args["diagonal_offset"] = diagonals[0]
-    lengths = plan.lengths(), plan.lengths(keys=True)
+    documents = plan.lengths(), plan.lengths(keys=True), plan.diagonals()
     places = [
-        (step.document, step.q_begin, step.k_begin, step.stride, *(int(x[step.document]) for x in lengths))
-        for step in steps
+        (s.document, s.q_begin, s.k_begin, s.stride, *(int(x[s.document]) for x in documents), *heads) for s in steps
     ]
-    return args, torch.tensor(places, dtype=torch.int32, device=device)
+    args["places"] = torch.tensor(places, dtype=torch.int32, device=device)
+    return args
 
 
 def concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:

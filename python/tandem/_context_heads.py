@@ -156,7 +156,7 @@ def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor 
     for run in exchange.runs:
         heads, key_heads = exchange.places(run)
         own_sink = None if sink is None else sink[run.q_begin : run.q_end]
-        alone = execution.alone(exchange.options(run), run.q_begin)
+        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1])
         part = _context_torch.forward(alone, all_q[:, heads], all_k[:, key_heads], all_v[:, key_heads], own_sink)
         out[:, heads], lse[:, heads] = part[0], part[1].t()
     outs, lses = exchange.to_tokens([(out, False), (lse, False)])
@@ -178,7 +178,8 @@ def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) 
         for name, x in whole.items():
             x = x[:, key_heads if name in ("k", "v") else heads]
             of_run[name] = x.t() if name in ("lse", "dlse") else x
-        parts = _context_torch.backward(execution.alone(exchange.options(run), run.q_begin), of_run, own)
+        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1])
+        parts = _context_torch.backward(alone, of_run, own)
         gradients[0][:, heads] = parts[0]
         for x, part in zip(gradients[1:], parts[1:]):
             x[:, key_heads] = part

@@ -156,7 +156,7 @@ def context_parallel(
         heads_q). sink is whole on every rank, and so is its gradient: do not sum it over the ranks again.
     score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
         ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
-        The tensors of score_mod have no gradients. GPUs refuse dropout.
+        The tensors of score_mod have no gradients.
     return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
 
     q, k, v and sink have gradients. All ranks run the backward, in the same order. The first call with a plan, shapes
@@ -217,8 +217,6 @@ def _on_tensors(
     plan: ContextPlan, group: Any, execution: str, options: dict[str, Any], tensors: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     """Computes out and lse by calls of attention on torch tensors. Head dims are padded to multiples of 8."""
-    if options.pop("dropout_p", None):
-        raise Unsupported("dropout_p must be 0 in context parallelism on GPUs: leave it out, or use the CPU")
     for name in _score_mod.MODS:
         for x in _score_mod.tensors_of(options.get(name)):
             if x.device != tensors["q"].device:

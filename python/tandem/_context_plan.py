@@ -144,6 +144,11 @@ class ContextPlan:
         """Returns the lengths of the documents' queries or keys."""
         return self._lens[keys]
 
+    def diagonals(self) -> np.ndarray:
+        """Returns the position of the first query minus the position of the first key, for each document's mask."""
+        q, k = self._lens
+        return k - q if self._mask["alignment"] == "bottom_right" else np.zeros_like(k)
+
     def steps(self, q_rank: int, k_rank: int) -> np.ndarray:
         """Returns the steps that q_rank computes with the keys of k_rank: an array of the struct tandem_cp_step."""
         count = _int64()

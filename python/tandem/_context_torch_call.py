@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem import _binding, _context_heads, _context_mods, _context_torch, _gradients, _score_mod
+from tandem import _binding, _context_heads, _context_torch, _gradients, _score_mod
 from tandem._context_chunks import TreeSum, chunk_rows
-from tandem._context_execution import Execution
+from tandem._context_execution import PLACE, Execution
 from tandem._context_plan import ContextPlan
 from tandem._context_transport import all_gathered
 from tandem._errors import Unsupported
@@ -103,18 +103,14 @@ class TorchCall:
                 f"alibi_slopes (shape {tuple(slopes.shape)}) must be (heads_q) or ({documents} documents, heads_q): "
                 "pass one slope for each head"
             )
-        if slopes is not None and plan.layout == "striped" and plan.chunk == 0 and plan.ranks > 1:
-            raise Unsupported("alibi_slopes must be None with layout 'striped' without chunks: choose another layout")
         self._check_engine(q, k, v, with_gradients)
 
     def _check_engine(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> None:
         """Raises if the device does not serve one row of such tensors."""
         q, k, v = (x.new_empty((1, 1, *x.shape[1:])) for x in (q, k, v))
         options = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
-        places = torch.zeros((1, len(_context_mods.PLACES)), dtype=torch.int32, device=q.device)
-        for name in _score_mod.MODS:
-            if options.get(name) is not None:
-                options[name] = _context_mods.placed(options[name], places, 0)
+        if self.execution.reads_places:
+            options["places"] = torch.zeros((1, PLACE), dtype=torch.int32, device=q.device)
         lse = torch.empty((1, q.shape[2], 1), dtype=torch.float32, device=q.device)
         call_args = {**options, "q": q, "k": k, "v": v, "out": q.new_empty((*q.shape[:-1], v.shape[-1])), "lse": lse}
         _binding.call(_binding.CHECK + _binding.FORWARD, call_args)

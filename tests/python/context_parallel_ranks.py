@@ -141,11 +141,12 @@ def case_torch_bits(r):
     for (dtype, mask), _context_chunks._LARGE in itertools.product(masks, (1 << 22, 100)):
         batch = r.batch(dtype=dtype)
         one = tandem.ContextPlan(LENGTHS, 1, chunk=8, **mask)
-        expected = r.run(one, batch, rank=0, group=r.alone, sink=sink, attend=by_torch)
+        options = {"sink": sink, "attend": by_torch, "dropout_p": 0.25 if "window" in mask else 0.0, "seed": 5}
+        expected = r.run(one, batch, rank=0, group=r.alone, **options)
         for n, execution in enumerate(EXECUTIONS):
             layout = ("balanced", "striped", "contiguous")[n]
             plan = tandem.ContextPlan(LENGTHS, r.ranks, chunk=8, layout=layout, **mask)
-            results = r.run(plan, batch, execution=execution, sink=sink, attend=by_torch)
+            results = r.run(plan, batch, execution=execution, **options)
             for name, x, whole in zip(NAMES, results, expected):
                 if name != "dsink":
                     whole = plan.shard(whole, r.rank, dim=int(name == "lse"))
@@ -162,11 +163,11 @@ def case_auto(r):
 def case_slopes(r):
     """ALiBi has the slopes of each document."""
     slopes = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.0, 0, 0, 0], [1, 1, 1, 1.0], [0.5, 0.25, 0.2, 0.1]])
-    batch, plan = r.batch(), tandem.ContextPlan(LENGTHS, r.ranks, causal=True)
-    cu = torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
     whole = tandem.attention(*batch[:3], cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, alibi_slopes=slopes)
-    for execution in EXECUTIONS:
-        for attend in (tandem.context_parallel, by_torch):
+    for layout in ("balanced", "striped"):
+        plan = tandem.ContextPlan(LENGTHS, r.ranks, causal=True, layout=layout)
+        for execution, attend in itertools.product(EXECUTIONS, (tandem.context_parallel, by_torch)):
             out = r.run(plan, batch, execution=execution, alibi_slopes=slopes, attend=attend)[0]
             torch.testing.assert_close(out.detach(), plan.shard(whole, r.rank), atol=1e-5, rtol=1e-5)
 
@@ -191,30 +192,31 @@ def case_mods_and_dropout(r):
             torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
 
 
-def case_torch_mods(r):
-    """Expressions in the executions for GPUs read the positions and heads of the whole batch."""
+def case_torch_mods_and_dropout(r):
+    """Expressions and dropout in the executions for GPUs read the positions and heads of the whole batch."""
     table = torch.linspace(-1, 1, 41)
     options = {
         "score_mod": tandem.Mod("d = q - k; score + table[q] - 0.1 * head + 0.01 * d / seqlen_k  # k", table=table),
         "mask_mod": "k <= q + batch or (head + seqlen_q) % 3 == at_",
     }
     options["mask_mod"] = tandem.Mod(options["mask_mod"], at_=1)
+    numbers = {"dropout_p": 0.25, "seed": (7, 3)}
     batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
-    inputs = [x.clone().requires_grad_() for x in batch[:3]]
-    whole, lse = tandem.attention(
-        *inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, window=(30, None), return_lse=True, **options
-    )
-    gradients = torch.autograd.grad((whole * batch[3]).sum() + (lse * batch[4]).sum(), inputs)
-    bound = {name: _context_parallel._bound(mod, name) for name, mod in options.items()}
-    for n, execution in enumerate(EXECUTIONS):
-        for layout, chunk in (("balanced", 0), ("striped", 0), (("zigzag", "striped", "contiguous")[n], 8)):
-            plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, window=(30, None))
-            out, own_lse, *own = r.run(plan, batch, execution=execution, attend=by_torch, **bound)
-            torch.testing.assert_close(own_lse.detach(), plan.shard(lse.detach(), r.rank, dim=1), atol=2e-5, rtol=1e-4)
-            for x, y in zip((out.detach(), *own), (whole.detach(), *gradients)):
-                torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
-    dropout = {"dropout_p": 0.5, "seed": 1}
-    expect_error(tandem.Unsupported, "dropout_p must be 0", r.run, plan, batch, attend=by_torch, **dropout)
+    for chosen in ({**options}, {**options, **numbers}, numbers):
+        inputs = [x.clone().requires_grad_() for x in batch[:3]]
+        whole, lse = tandem.attention(
+            *inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, window=(30, None), return_lse=True, **chosen
+        )
+        gradients = torch.autograd.grad((whole * batch[3]).sum() + (lse * batch[4]).sum(), inputs)
+        bound = {n: _context_parallel._bound(x, n) if n in options else x for n, x in chosen.items()}
+        for n, execution in enumerate(EXECUTIONS):
+            for layout, chunk in (("balanced", 0), ("striped", 0), (("zigzag", "striped", "contiguous")[n], 8)):
+                plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, window=(30, None))
+                out, own_lse, *own = r.run(plan, batch, execution=execution, attend=by_torch, **bound)
+                own_lse, shard = own_lse.detach(), plan.shard(lse.detach(), r.rank, dim=1)
+                torch.testing.assert_close(own_lse, shard, atol=2e-5, rtol=1e-4)
+                for x, y in zip((out.detach(), *own), (whole.detach(), *gradients)):
+                    torch.testing.assert_close(x, plan.shard(y, r.rank), atol=2e-5, rtol=1e-4)
 
 
 def case_bits(r):

@@ -4,7 +4,7 @@
     tools/gpu/context_virtual.py [vgpu:h200] [--quick]
 
 The program needs torch, NVRTC, and a tandem package that finds libtandem_vgpu.so (TANDEM_VGPU_LIBRARY). All cases take
-about five minutes on two cores, most of it for compiling kernels. The errors against float64 may be twice the errors
+about seven minutes on two cores, most of it for compiling kernels. The errors against float64 may be twice the errors
 of one rank. With chunks the bits must be the bits of one rank. Exits 1 if a case is wrong.
 """
 
@@ -28,6 +28,7 @@ from tandem import _binding, _context_chunks, _context_execution, _context_paral
 
 QUEUES: dict[tuple[int, int], queue.Queue] = {}
 NUMBERS = threading.local()  # the thread's rank
+CPU = _ctypes._context
 
 
 class QueueMessages:
@@ -62,6 +63,17 @@ def open_device(name: str) -> None:
         return call
 
     _binding.call, _binding.merge = one_at_a_time(_binding.call), one_at_a_time(_binding.merge)
+
+
+def exact_on_cpu(lens, batch, options: dict) -> list:
+    """Returns out, dq, dk and dv by the library's float64 loops."""
+    q, k, v, dout = (x.double().requires_grad_() for x in batch)
+    cu = torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32)
+    chosen, _ctypes._context = _ctypes._context, CPU
+    out = tandem.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
+    gradients = torch.autograd.grad(out, (q, k, v), dout.detach())
+    _ctypes._context = chosen
+    return [out.detach(), *gradients]
 
 
 def run(plan, batch, execution: str, mods: dict) -> list:
@@ -114,12 +126,15 @@ def main() -> int:
     # Lengths, the mask of the plan, the whole mask, and expressions.
     masks = [([600], causal, causal, {}), (documents, {}, causal, by_position)]
     masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
+    masks += [(documents, causal, causal, {"dropout_p": 0.25, "seed": (5, 2)})]
     cases = itertools.product([(2, 2), (4, 2)], masks, (0, 80))
     for heads, (lens, mask, whole, mods), chunk in itertools.islice(cases, 4 if quick else None):
         shapes = [(sum(lens), n, 64) for n in (heads[0], heads[1], heads[1], heads[0])]
         batch = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
-        truth = exact(lens, batch, whole, None, torch.float64, with_lse=False)
         one = run(tandem.ContextPlan(lens, 1, chunk=chunk, **mask), batch, "gather", mods)[0]
+        truth = exact(lens, batch, whole, None, torch.float64, with_lse=False)
+        if "dropout_p" in mods:
+            truth = exact_on_cpu(lens, batch, {**whole, **mods})
         for ranks, execution, layout in ((2, "gather", "balanced"), (3, "ring", "striped"), (2, "heads", "zigzag")):
             plan = tandem.ContextPlan(lens, ranks, chunk=chunk, layout=layout, **mask)
             right = is_right(plan, run(plan, batch, execution, mods), one, truth)

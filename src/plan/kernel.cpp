@@ -222,7 +222,9 @@ std::string translation_unit(const Configuration& configuration, const std::stri
                            : t.options.score_mod || t.options.mask_mod ? "Modified"
                                                                        : "";
         if constexpr (requires { t.bias_ctas; }) more = t.bias_ctas > 0 ? "Biased" : more;
-        std::string text = str_cat(prologue_of(t), "#include \"", source.header, "\"\n\n", functions, "constexpr ",
+        const char* const header = unit == Unit::prepost ? "prepost/kernel.cuh" : source.header;
+        const std::string prologue = unit == Unit::prepost ? "" : prologue_of(t);
+        std::string text = str_cat(prologue, "#include \"", header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
         const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {
           text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,

@@ -26,6 +26,27 @@ bool captured_per_tile(const Configuration& configuration) {
       },
       configuration);
 }
+
+// Clears the fields that Unit::prepost does not read, so that kernels that differ only in these fields share the unit.
+Configuration prepost_of(Configuration configuration) {
+  std::visit(
+      [](auto& t) {
+        if constexpr (requires { t.captured; }) {
+          t.q_stages = t.dout_stages = 1;
+          t.store_from_registers = t.captured = t.captured_per_tile = false;
+          if constexpr (requires { t.captured_per_score; }) t.captured_per_score = false;
+          if constexpr (requires { t.exact_n; }) t.exact_n = t.wait_products = false;
+          ScoreOptions& o = t.options;
+          o.scale_outside_exp2 = o.softcap = o.alibi = o.score_mod = o.mask_mod = false;
+          // The sums of a split n_block depend on the order of tiles and on the scale of dropout.
+          if (t.m_split) return;
+          t.spt = o.dropout = false;
+          o.bias = Bias::none;
+        }
+      },
+      configuration);
+  return configuration;
+}
 }  // namespace
 
 const Pass* pass_of(tandem_pass pass) {
@@ -43,9 +64,10 @@ void* Arguments::zeroed(size_t bytes) {
 
 // A hash identifies an expression. The hash is almost certainly unique.
 PlannedKernel kernel_of(const Problem& p, const Configuration& configuration, Unit unit) {
+  const Configuration own = unit == Unit::prepost ? prepost_of(configuration) : configuration;
   // Configuration ids do not use the two highest bits (combinations() in fields.h).
   const uint64_t of_unit = static_cast<uint64_t>(unit) << 62;
-  PlannedKernel kernel{.configuration = configuration, .unit = unit, .id = id_of(configuration) + of_unit};
+  PlannedKernel kernel{.configuration = own, .unit = unit, .id = id_of(own) + of_unit};
   if (unit == Unit::prepost) return kernel;  // this unit reads no score
   if (p.score_mod) {
     kernel.score_mod = p.score_mod->program.get();

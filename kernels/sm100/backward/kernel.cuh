@@ -34,9 +34,6 @@
 //    dq_slot_free         1: the addition from the slot is complete
 //    kv_empty             all warps that read the tile
 #pragma once
-#include "prepost/bwd_postprocess.cuh"
-#include "prepost/bwd_preprocess.cuh"
-#include "prepost/dsink.cuh"
 #include "sm100/backward/captured.cuh"
 #include "sm100/backward/dbias.cuh"
 #include "sm100/backward/dq_reduce.cuh"

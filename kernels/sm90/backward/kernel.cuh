@@ -23,9 +23,6 @@
 //    dq_slot_free         1: the warpgroup may stage or add its dq
 //    dq_slot_full         the warps of the warpgroup: dq is staged or added
 #pragma once
-#include "prepost/bwd_postprocess.cuh"
-#include "prepost/bwd_preprocess.cuh"
-#include "prepost/dsink.cuh"
 #include "sm90/backward/captured.cuh"
 #include "sm90/backward/dbias.cuh"
 #include "sm90/backward/dq_accumulate.cuh"

@@ -37,7 +37,9 @@ const Table& choose(std::span<const Table* const> tables) {
 }  // namespace
 
 std::span<const Rows* const> all_rows() {
-#if defined(__x86_64__)
+#if defined(TANDEM_FEW_INSTRUCTION_SETS)
+  static const auto tables = runnable<Rows>({&rows_avx512, &rows_generic});
+#elif defined(__x86_64__)
   static const auto tables = runnable<Rows>({&rows_avx512, &rows_avx2, &rows_generic});
 #else
   static const auto tables = runnable<Rows>({&rows_generic});
@@ -50,7 +52,9 @@ const Rows& rows() {
 }
 
 std::span<const Products* const> all_products() {
-#if defined(__x86_64__)
+#if defined(TANDEM_FEW_INSTRUCTION_SETS)
+  static const auto tables = runnable<Products>({&products_avx512, &products_generic});
+#elif defined(__x86_64__)
   static const auto tables = runnable<Products>({&products_avx512, &products_avx2, &products_generic});
 #else
   static const auto tables = runnable<Products>({&products_generic});

@@ -17,7 +17,9 @@ extern const LaneTarget lanes_avx2, lanes_avx512;
 namespace {
 
 std::vector<const LaneTarget*> targets() {
-#if defined(__x86_64__)
+#if defined(TANDEM_FEW_INSTRUCTION_SETS)
+  const std::initializer_list<const LaneTarget*> all = {&lanes_avx512, &lanes_generic};
+#elif defined(__x86_64__)
   const std::initializer_list<const LaneTarget*> all = {&lanes_avx512, &lanes_avx2, &lanes_generic};
 #else
   const std::initializer_list<const LaneTarget*> all = {&lanes_generic};

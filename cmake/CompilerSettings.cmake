@@ -34,10 +34,11 @@ set(TANDEM_INNER_LOOPS $<$<CONFIG:Release>:-O3>)
 add_compile_options($<$<CONFIG:Release>:-O2>)
 
 # For code of which each line runs once or so: hardly optimised, and with sanitizers, which take long to optimise, not at
-# all. Unoptimised builds stay so.
+# all. Unoptimised builds stay so. With sanitizers this also holds for libraries whose tests need few loops.
 set(TANDEM_RUNS_ONCE $<$<NOT:$<CONFIG:Debug>>:-O1>)
 if(TANDEM_SANITIZE)
   set(TANDEM_RUNS_ONCE -O0)
+  set(TANDEM_FEW_LOOPS -O0)
 endif()
 
 if(TANDEM_SANITIZE)

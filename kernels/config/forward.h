@@ -44,7 +44,7 @@ struct SplitParams {
   int count;     // splits of a sequence
   int n_blocks;  // n_blocks per split
   int batches;   // sequences of the results of one split: 1 when packed
-  int lanes;     // combine_splits(): threads per row: a power of two <= 32, or kCombineThreads
+  int lanes;     // threads of combine_splits() per row
   int f32_out;   // float32 out, else the type of q
   void* out;
   long long out_batch, out_row, out_head;

@@ -137,8 +137,8 @@ TANDEM_DEVICE void combine_by_lanes(const ForwardParams& p, const SplitResults& 
 }
 
 struct CombineShared {
-  float out[kCombineThreads * kCombineCtaColumns];  // of some splits
-  float weight[kCombineThreads];                    // of these splits; negative: none
+  float out[kCombineThreads * kCombineCtaColumns];  // some splits
+  float weight[kCombineThreads];                    // their weights; negative: none
   float largest[kCombineThreads / 32];
 };
 

@@ -70,7 +70,7 @@ TEST(KernelsRefusal, TensorsThatAreNotInMultiplesOf16Bytes) {
 
 TEST(KernelsRefusal, Workspaces) {
   // Packed calls need the longest length.
-  const std::string flags = kFlags + " --packed 1 --lengths-q 30,70 --lengths-k 90,20 --max-seqlen 0";
+  const std::string flags = kFlags + " --packed 1 --lengths-q 30,700 --lengths-k 90,20 --max-seqlen 0";
   Spoilt small(flags);
   ASSERT_GT(small.bytes, 0u);
   --small.bytes;

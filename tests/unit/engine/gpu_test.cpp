@@ -446,11 +446,12 @@ TEST_F(GpuCalls, Refusals) {
   EXPECT_TRUE(says("k.device (type 2, index 0) must be the context's (type 2, index 3)")) << tandem_last_error();
   call.k.handle.device.index = 3;
 
-  call.indices(call.seqused_k, &tandem_attention_args::seqused_k, {200, 3});
-  EXPECT_EQ(tandem_forward(context.get(), &call.args, nullptr, 0, nullptr), TANDEM_WORKSPACE_TOO_SMALL);
+  GpuCall ragged;
+  ragged.dense_on_gpu({.batch = 2, .seqlen_q = 300, .seqlen_k = 300});
+  ragged.indices(ragged.seqused_k, &tandem_attention_args::seqused_k, {200, 3});
+  EXPECT_EQ(tandem_forward(context.get(), &ragged.args, nullptr, 0, nullptr), TANDEM_WORKSPACE_TOO_SMALL);
   EXPECT_TRUE(gpu.launched.empty());
 
-  call.drop(&tandem_attention_args::seqused_k);
   call.packed_on_gpu({0, 30}, {0, 40}, {.seqlen_q = 0, .seqlen_k = 40});
   EXPECT_EQ(run(call), TANDEM_INVALID_ARGUMENT);
   EXPECT_TRUE(says("max_seqlen_q (0) must be given")) << tandem_last_error();

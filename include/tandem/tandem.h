@@ -178,14 +178,6 @@ enum {
 /* Bits of tandem_attention_args.window. */
 enum { TANDEM_WINDOW_LEFT = 1, TANDEM_WINDOW_RIGHT = 2 };
 
-/* The arguments of every function below. Set size, zero the rest, then fill in the fields that the call uses: zero
- * is the default, and a NULL tensor is absent. A shorter struct of an older version is accepted: the missing fields
- * are zero. A longer struct of a later version is accepted if the fields unknown to this version are zero
- * (docs/abi.md).
- *
- * dtype T: float32, bfloat16 or float16; also float64 on the CPU, by reference loops. q, k and v have dtype T. out,
- * dout and every gradient have dtype T or float32, each chosen separately. float32 keeps digits that T would lose
- * when parts are merged or gradients are added. A float64 call uses float64 for all of them. */
 /* The place of a sequence's rows in a longer sequence, the document. Row i is query first_query + i * stride. Key j is
  * key first_key + j * stride. */
 typedef struct tandem_place {
@@ -200,6 +192,14 @@ typedef struct tandem_place {
   int32_t heads_q;    /* among this number of query heads */
 } tandem_place;
 
+/* The arguments of every function below. Set size, zero the rest, then fill in the fields that the call uses: zero
+ * is the default, and a NULL tensor is absent. A shorter struct of an older version is accepted: the missing fields
+ * are zero. A longer struct of a later version is accepted if the fields unknown to this version are zero
+ * (docs/abi.md).
+ *
+ * dtype T: float32, bfloat16 or float16; also float64 on the CPU, by reference loops. q, k and v have dtype T. out,
+ * dout and every gradient have dtype T or float32, each chosen separately. float32 keeps digits that T would lose
+ * when parts are merged or gradients are added. A float64 call uses float64 for all of them. */
 typedef struct tandem_attention_args {
   int64_t size; /* sizeof(tandem_attention_args) */
 

@@ -209,6 +209,23 @@ TEST(MachineCodeClocks, APairsProductOf128Rows) {
   EXPECT_DOUBLE_EQ(half.flops, whole.flops / 2);
 }
 
+// Lets a load and its reader alternate over one slot. The events `filling` of a turn of the load arrive at the full
+// barrier, the first of them with bytes. The reader waits for the full barrier, then arrives at the empty one.
+void share_slot(WarpTrace* load, const std::vector<size_t>& filling, uint32_t bytes, WarpTrace* reader) {
+  constexpr uint32_t full = 0x400, empty = 0x408, odd = 1u << 31;
+  for (uint32_t turn = 0; turn < kTurns; ++turn) {
+    Event* of_load = &load->events[load->turns[turn]];
+    Event* of_reader = &reader->events[reader->turns[turn]];
+    of_load[0].barrier = of_reader[1].barrier = empty;
+    of_reader[0].barrier = full;
+    for (const size_t event : filling) of_load[event].barrier = full;
+    of_load[0].amount = turn % 2 == 0 ? odd : 0;
+    of_load[filling[0]].amount = bytes;
+    of_reader[0].amount = turn % 2 == 0 ? 0 : odd;
+    of_reader[1].amount = 0;
+  }
+}
+
 // A ring of one slot: a copy of 6400 bytes, then an arrival when the slot is consumed, repeatedly.
 TEST(MachineCodeClocks, CopiesAndBarriers) {
   Kernel kernel =
@@ -219,17 +236,8 @@ TEST(MachineCodeClocks, CopiesAndBarriers) {
   kernel.code[0].control->write_barrier = kernel.code[3].control->write_barrier = 0;
   kernel.code[1].control->waits = kernel.code[4].control->waits = 1;
   WarpTrace load = warp_of(0, Role::load, 0, 3), computing = warp_of(4, Role::computing, 3, 5);
-  constexpr uint32_t full = 0x400, empty = 0x408, bytes = 6400, odd = 1u << 31;
-  for (uint32_t turn = 0; turn < kTurns; ++turn) {
-    Event* of_load = &load.events[load.turns[turn]];
-    Event* of_computing = &computing.events[computing.turns[turn]];
-    of_load[0].barrier = of_computing[1].barrier = empty;
-    of_load[1].barrier = of_load[2].barrier = of_computing[0].barrier = full;
-    of_load[0].amount = turn % 2 == 0 ? odd : 0;
-    of_load[1].amount = bytes;
-    of_computing[0].amount = turn % 2 == 0 ? 0 : odd;
-    of_computing[1].amount = 0;
-  }
+  constexpr uint32_t bytes = 6400;
+  share_slot(&load, {1, 2}, bytes, &computing);
   const Latencies& l = *latencies_of("sm_90");
   const auto made = simulate(kernel, {load, computing}, *rates_of("sm_90"), l);
   EXPECT_EQ(made.assumed, 0);
@@ -247,16 +255,7 @@ TEST(MachineCodeClocks, ArrivalsAfterLoads) {
   kernel.code[0].control->write_barrier = kernel.code[3].control->write_barrier = 0;
   kernel.code[1].control->waits = kernel.code[4].control->waits = 1;
   WarpTrace load = warp_of(0, Role::load, 0, 3), softmax = warp_of(4, Role::softmax, 3, 5);
-  constexpr uint32_t full = 0x400, empty = 0x408, odd = 1u << 31;
-  for (uint32_t turn = 0; turn < kTurns; ++turn) {
-    Event* of_load = &load.events[load.turns[turn]];
-    Event* of_softmax = &softmax.events[softmax.turns[turn]];
-    of_load[0].barrier = of_softmax[1].barrier = empty;
-    of_load[2].barrier = of_softmax[0].barrier = full;
-    of_load[0].amount = turn % 2 == 0 ? odd : 0;
-    of_softmax[0].amount = turn % 2 == 0 ? 0 : odd;
-    of_softmax[1].amount = 0;
-  }
+  share_slot(&load, {2}, Event::kUnknown, &softmax);
   const Latencies& l = *latencies_of("sm_100");
   const auto made = simulate(kernel, {load, softmax}, *rates_of("sm_100"), l);
   EXPECT_EQ(made.assumed + made.unanswered, 0);

@@ -37,7 +37,7 @@ Configuration prepost_of(Configuration configuration) {
           if constexpr (requires { t.captured_per_score; }) t.captured_per_score = false;
           if constexpr (requires { t.exact_n; }) t.exact_n = t.wait_products = false;
           ScoreOptions& o = t.options;
-          o.scale_outside_exp2 = o.softcap = o.alibi = o.score_mod = o.mask_mod = false;
+          o.scale_outside_exp2 = o.softcap = o.alibi = o.score_mod = o.mask_mod = o.placed = false;
           // The sums of a split n_block depend on the order of tiles and on the scale of dropout.
           if (t.m_split) return;
           t.spt = o.dropout = false;

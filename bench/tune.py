@@ -112,11 +112,12 @@ def sound(kernel: tiles.Kernel, judges: list) -> bool:
 def load(folder, layout, d, causal) -> list[tiles.Kernel]:
     from rig.judge import Judge
 
-    # batch, seqlen, heads, heads_k: without common divisors; the last has more tiles than the GPU has SMs
-    shapes = ((2, 300, 4, 2), (1, 1111, 2, 1), (2, 2500, 16, 4))
+    # Each entry has batch, seqlen, heads and heads_k, without common divisors. The last has more tiles
+    # than the GPU has SMs.
+    sizes = ((2, 300, 4, 2), (1, 1111, 2, 1), (2, 2500, 16, 4))
     judges = [
         Judge(shapes.Inputs(shapes.Cell("check", str(n), n, h, *d, heads_k=k, batch=b, causal=causal)))
-        for b, n, h, k in shapes
+        for b, n, h, k in sizes
     ]
     there = [t for t in layout.tiles if t.dims == d and (folder / f"{t.kernel(causal)}.cubin").exists()]
     return [k for k in (tiles.Kernel(folder, layout, t, causal) for t in there) if sound(k, judges)]

@@ -155,10 +155,10 @@ def _reduction(join: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
 
     def rule(t: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, **other: Any) -> Any:
         is_dim = dim is None or type(dim) is int or (type(dim) in (tuple, list) and all(type(d) is int for d in dim))
-        if other or not is_dim:
-            raise TypeError(
-                "dim must be a literal int or ints" if not is_dim else f"{', '.join(other)} must not be passed"
-            )
+        if not is_dim:
+            raise TypeError("dim must be a literal int or a tuple of ints: write the numbers")
+        if other:
+            raise TypeError(f"{', '.join(other)} must not be passed: omit it")
         vector = unrolled(t, x)
         if dtype is not None:
             vector = _elementwise(RULES["to"])(t, vector, dtype) if vector.dim() else RULES["to"](t, vector, dtype)

@@ -27,8 +27,8 @@ class KernelBuilder {
   // the builder.
   KernelBuilder(Search search, Env env, Cache::Options cache, Sources sources = kernels());
 
-  // A lookup hashes the compiler's whole input, so that callers should keep the result. Code is compiled once, even if
-  // several threads or processes request it at the same time.
+  // A lookup hashes the compiler's whole input; callers should therefore keep the result. Code is compiled once, even
+  // if several threads or processes request it at the same time.
   Status build(const Request& request, std::shared_ptr<const Code>* code);
 
   // "NVRTC 13.0", or "" without a compiler.

@@ -15,7 +15,16 @@ from tandem._derivatives import once_differentiable, refuse_forward, refuse_tang
 from tandem._errors import Unsupported
 from tandem._options import OPTIONS, TENSORS
 from tandem._padding import needs_padding, padded_attention
-from tandem._tensors import PLAIN, check_layouts, check_tensor, check_writable, count_write, resolved
+from tandem._tensors import (
+    PLAIN,
+    check_layout,
+    check_layouts,
+    check_result,
+    check_tensor,
+    check_writable,
+    count_write,
+    resolved,
+)
 from tandem._torch_cascade import cascade as cascade  # for _cascade.py
 from tandem._torch_ops import DIFFERENTIABLE, INPUTS, Transformed, new_lse, new_out, to_op_args
 
@@ -190,6 +199,8 @@ def _traced(call_args: CallArgs, return_lse: bool) -> Any:
         refuse_tangents(inputs)
         check_layouts(zip(INPUTS, inputs))
     if max_scores is not None:
+        like_lse = _torch_ops.new_lse(call_args["q"].detach())
+        check_result(max_scores, "max_scores", like_lse.shape, (like_lse.dtype, torch.float32))
         # Operators write none of their arguments, so that max_scores is the result of a second operator.
         max_scores.copy_(torch.ops.tandem.max_scores(*_detached(inputs), **options))
     if torch._C._are_functorch_transforms_active():

@@ -483,3 +483,4 @@ def _autocast_kernel(operator: Any, casts: int, device: str, key: Any) -> Any:
 
 
 register_autocast("forward", _SINK)
+register_autocast("max_scores", _SINK)

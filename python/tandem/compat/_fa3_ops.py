@@ -11,6 +11,7 @@ import importlib.util
 import torch
 
 import tandem
+from tandem._tensors import check_out
 from tandem.compat import fa3
 from tandem.compat._arguments import refuse_given, type_name
 
@@ -91,6 +92,8 @@ def _fwd(
         "softcap": softcap,
         "num_splits": num_splits,
     }
+    if out is not None:
+        check_out(out, q, v, {"q": q, "k": k, "v": v, "k_new": k_new, "v_new": v_new}.items())
     of_cache = (k_new, v_new, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin)
     if any(x is not None for x in of_cache) or (cu_seqlens_q is not None and cu_seqlens_k is None):
         refuse_given(_WAYS_OUT, {"cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q}, type_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import tandem
+from tandem._tensors import check_result
 from tandem.compat import fa4
 from tandem.compat._arguments import in_words, is_tensor, refuse_scales, sink_for, splits
 
@@ -59,6 +60,10 @@ def _flash_attn_fwd(
     fa4._refuse(qv=qv, gather_kv_indices=gather_kv_indices)
     refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     is_tensor(q, "q")
+    if lse is not None:
+        shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        check_result(lse, "lse", shape, (dtype,), {"q": q, "k": k, "v": v, "out": out}.items())
     softcap = softcap or 0.0
     window = (window_size_left, window_size_right)
     options = fa4._options(softmax_scale, causal, window, learnable_sink, softcap, splits(num_splits), False)

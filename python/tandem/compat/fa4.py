@@ -237,12 +237,22 @@ def _attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_ls
     options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options.update(_mods(*mods, cu_seqlens_q, cu_seqlens_k))
     if dense_q is not None and options.get("out") is not None:
-        options["out"] = options["out"].view(-1, *options["out"].shape[2:])
+        options["out"] = _packed_out(options["out"], (*dense_q, q.shape[1], v.shape[-1]))
     out, lse = _attend(q, k, v, options, return_lse)
     if dense_q is not None:
         out = out.unflatten(0, dense_q)
         lse = None if lse is None else lse.unflatten(1, dense_q).transpose(0, 1)
     return out, lse
+
+
+def _packed_out(out, shape):
+    """Returns out (batch, seqlen, ...) as one packed tensor in the same memory."""
+    if out.shape != shape or (out.numel() and out.stride(0) != out.shape[1] * out.stride(1) and out.shape[0] > 1):
+        raise ValueError(
+            f"out (shape {tuple(out.shape)}, strides {out.stride()}) must be of shape {tuple(shape)}, and without gaps "
+            "between its sequences: allocate such a tensor"
+        )
+    return out.view(-1, *out.shape[2:])
 
 
 def _longest(x, cu_seqlens, max_seqlen):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from tandem._tensors import check_result
 from tandem.compat._arguments import is_tensor
 
 _NOTHING = float("-inf")
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @torch.no_grad()
@@ -17,8 +19,6 @@ def combine(out_partial, lse_partial, out=None, out_dtype=None):
     """
     is_tensor(out_partial, "out_partial")
     is_tensor(lse_partial, "lse_partial")
-    if out is not None:
-        is_tensor(out, "out")
     if not out_partial.is_floating_point() or out_partial.dim() < 2:
         raise ValueError(
             f"out_partial ({out_partial.dtype}, shape {tuple(out_partial.shape)}) must be floating-point, (parts, "
@@ -30,11 +30,13 @@ def combine(out_partial, lse_partial, out=None, out_dtype=None):
             f"lse_partial (shape {tuple(lse_partial.shape)}) must have out_partial's shape "
             f"{tuple(out_partial.shape)} without head_dim: pass the lse of each part"
         )
-    if out is not None and (out.shape != shape or out_dtype not in (None, out.dtype)):
-        raise ValueError(
-            f"out ({out.dtype}, shape {tuple(out.shape)}) must have the shape {shape} and, where out_dtype "
-            f"({out_dtype}) is given, that type: pass such a tensor or omit out"
-        )
+    if out_dtype not in (None, *_TYPES):
+        raise ValueError(f"out_dtype ({out_dtype}) must be one of {', '.join(map(str, _TYPES))}: pass one of them")
+    if out is not None:
+        if out_dtype not in (None, getattr(out, "dtype", None)):
+            raise ValueError(f"out_dtype ({out_dtype}) must be None or out's type: omit out_dtype")
+        read = {"out_partial": out_partial, "lse_partial": lse_partial}
+        check_result(out, "out", shape, _TYPES if out_dtype is None else (out_dtype,), read.items())
     wide = torch.promote_types(out_partial.dtype, torch.float32)
     dtype = out_partial.dtype if out_dtype is None else out_dtype
     lse = lse_partial.to(wide).logsumexp(0)

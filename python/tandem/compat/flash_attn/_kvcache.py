@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import tandem
+from tandem import _torch_api
+from tandem._tensors import check_out
 from tandem.compat._arguments import in_words, is_tensor, places, refuse_8_bit, unit_stride
 
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
@@ -83,6 +85,12 @@ def append_and_attend(
     refuse_8_bit(q=q, k_cache=cache.k, v_cache=cache.v)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
     cache = _with_selected_pages(_checked(cache, q, batch, cu_seqlens_q))
+    if (out := options.get("out")) is not None:
+        _check_out(out, cache, q, k, v)
+        if torch.compiler.is_compiling() or not _torch_api.is_eager(q, cache.k, cache.v):
+            options = {**options, "out": None}
+            result, lse = append_and_attend(cache, q, k, v, rotary, options, cu_seqlens_q, cu_seqlens_k_new)
+            return out.copy_(result), lse
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q, batch, may_have_rest=cache.pages is not None)
     if cu_seqlens_q is not None and not q.is_cuda and int(cu_seqlens_q[-1]) < q.shape[0]:
 
@@ -110,6 +118,13 @@ def append_and_attend(
         if copied or (tables and tensors[0] is not rotated):
             tensors, arguments, unsort = _call(cache, rotated, used, cu_seqlens_q, options)
     return unsort(*in_words(_names(cache), tandem.attention, *tensors, return_lse=True, **arguments))
+
+
+def _check_out(out, cache, q, k, v):
+    """Refuses an out that attention could not write after the new keys are in the cache."""
+    check_out(out, q, cache.v, {"q": q, "k_cache": cache.k, "v_cache": cache.v, "k": k, "v": v}.items())
+    if out.stride(-1) != 1:
+        raise ValueError(f"out (strides {out.stride()}) must have a contiguous last dimension: allocate such a tensor")
 
 
 def _with_rest(q, options, attend, rows):

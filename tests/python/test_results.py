@@ -1,0 +1,124 @@
+"""Tensors for results that the caller allocates: they are checked before anything is written, and written exactly."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import tandem  # noqa: E402
+import tandem.fa3  # noqa: E402
+import tandem.fa4  # noqa: E402
+import tandem.sglang  # noqa: E402
+
+HEADS, DIM = 2, 16
+
+
+def new(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+# Each: the tensor, from q and the cache of keys.
+BAD_OUTS = {
+    "shape": lambda q, cache: new(2, 2, HEADS, DIM),
+    "broadcast": lambda q, cache: new(3, *q.shape),
+    "dtype": lambda q, cache: new(*q.shape, dtype=torch.float64),
+    "ints": lambda q, cache: new(*q.shape, dtype=torch.int32),
+    "cache": lambda q, cache: cache[:, :1],
+    "query": lambda q, cache: q,
+    "negated": lambda q, cache: torch._neg_view(new(*q.shape)),
+    "gradient": lambda q, cache: new(*q.shape).requires_grad_(),
+    "expanded": lambda q, cache: new(1, 1, 1, DIM).expand(q.shape),
+    "array": lambda q, cache: np.zeros(q.shape, np.float32),
+}
+
+
+def sglang(q, caches, new_keys, out, **options):
+    lengths = torch.tensor([3, 4], dtype=torch.int32)
+    return tandem.sglang.flash_attn_with_kvcache(q, *caches, *new_keys, cache_seqlens=lengths, out=out, **options)
+
+
+def sglang_rows(q, caches, new_keys, out):
+    return sglang(q, caches, new_keys, out, cache_batch_idx=torch.tensor([1, 0], dtype=torch.int32))
+
+
+def fa3_operator(q, caches, new_keys, out):
+    lengths = torch.tensor([3, 4], dtype=torch.int32)
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise TypeError("out: torch checks the schema")
+    return torch.ops.flash_attn_3.fwd(q, *caches, *new_keys, out=out, seqused_k=lengths)[0]
+
+
+@pytest.mark.parametrize("function", [sglang, sglang_rows, fa3_operator])
+@pytest.mark.parametrize("kind", BAD_OUTS)
+def test_a_refused_out_leaves_the_cache_unchanged(random, function, kind):
+    if function is fa3_operator and kind == "negated":
+        pytest.skip("torch's dispatcher serves a lazily negated tensor")
+    q = random(2, 1, HEADS, DIM)
+    new_keys = random(2, 1, HEADS, DIM), random(2, 1, HEADS, DIM)
+    caches = random(2, 8, HEADS, DIM), random(2, 8, HEADS, DIM)
+    before = [x.clone() for x in caches]
+    with pytest.raises((TypeError, ValueError), match="out"):
+        function(q, caches, new_keys, BAD_OUTS[kind](q, caches[0]))
+    assert all(torch.equal(x, y) for x, y in zip(caches, before))
+
+
+@pytest.mark.parametrize("function", [sglang, sglang_rows, fa3_operator])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_out_has_the_result(random, function, autocast):
+    q = random(2, 1, HEADS, DIM)
+    new_keys = random(2, 1, HEADS, DIM), random(2, 1, HEADS, DIM)
+    caches = random(2, 8, HEADS, DIM), random(2, 8, HEADS, DIM)
+    out = new(*q.shape)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        expected = function(q, [x.clone() for x in caches], new_keys, None)
+        assert function(q, caches, new_keys, out) is out or function is fa3_operator
+    assert torch.equal(out, expected.float())
+
+
+def test_combine_refuses_an_out_among_the_parts(random):
+    parts, lses = random(3, 2, 5, HEADS, DIM), random(3, 2, 5, HEADS)
+    before = parts.clone()
+    for module in (tandem.fa3, tandem.fa4):
+        with pytest.raises(ValueError, match="out.data overlaps out_partial"):
+            module.flash_attn_combine(parts, lses, out=parts[1])
+        for out_dtype, out in ((None, new(2, 5, HEADS, DIM, dtype=torch.int64)), (torch.int32, None)):
+            with pytest.raises(ValueError, match="out"):
+                module.flash_attn_combine(parts, lses, out=out, out_dtype=out_dtype)
+    assert torch.equal(parts, before)
+
+
+def test_an_out_beside_the_query_in_one_buffer_is_served(random):
+    both = random(2, 1, HEADS, 2 * DIM)
+    caches = random(2, 8, HEADS, DIM), random(2, 8, HEADS, DIM)
+    q, out = both[..., :DIM], both[..., DIM:]
+    expected = sglang(q, caches, (None, None), None)
+    assert torch.equal(sglang(q, caches, (None, None), out), expected) and torch.equal(out, expected)
+
+
+def test_lse_and_dense_outs_of_flash_attention_4(random):
+    q, k, v = random(2, 3, HEADS, DIM), random(9, HEADS, DIM), random(9, HEADS, DIM)
+    packed = {"cu_seqlens_k": torch.tensor([0, 4, 9], dtype=torch.int32), "max_seqlen_k": 5}
+    out = new(*q.shape)
+    bad = ({"lse": new(4, 2, HEADS, 3)}, {"lse": new(1, 1, 1).expand(2, HEADS, 3)}, {"lse": out[..., 0].mT})
+    for results in (*bad, {"out": new(3, 2, HEADS, DIM)}, {"out": new(2, 4, HEADS, DIM)[:, :3]}):
+        name = next(iter(results))
+        with pytest.raises(ValueError, match=f"^{name}"):
+            tandem.fa4._flash_attn_fwd(q, k, v, **packed, **{"out": out, **results})
+        assert not out.any()
+    lse = new(2, HEADS, 3)
+    result = tandem.fa4._flash_attn_fwd(q, k, v, **packed, out=out, lse=lse)
+    plain = tandem.fa4._flash_attn_fwd(q, k, v, **packed, return_lse=True)
+    assert result[0] is out and torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
+
+
+def test_max_scores_under_autocast_belong_to_the_rounded_tensors(random):
+    q, k, v = (random(2, 5, HEADS, DIM) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        for bad in (new(3, 2, HEADS, 5), new(1, 1, 1).expand(2, HEADS, 5), new(2, HEADS, 5, dtype=torch.int32)):
+            with pytest.raises(ValueError, match="max_scores"):
+                tandem.attention(q, k, v, max_scores=bad)
+        largest = new(2, HEADS, 5)
+        tandem.attention(q, k, v, max_scores=largest)
+    rounded = [x.bfloat16().double().transpose(1, 2) for x in (q, k)]
+    expected = (rounded[0] @ rounded[1].mT).amax(-1) / 4
+    torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-6)

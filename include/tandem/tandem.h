@@ -470,7 +470,7 @@ TANDEM_API tandem_status tandem_cascade(tandem_context* context, const tandem_ca
  *
  * A GPU skips a new key whose slot, place, page or s is outside the cache, and never writes there. The CPU refuses such
  * a call before it writes. If several new keys have one slot of slot_mapping, the last of them is written. Without
- * slot_mapping no two new keys may have one place.
+ * slot_mapping no two new keys that differ may have one place: the CPU refuses them.
  *
  * Rotation. A pair of dimensions (x, y) becomes (x cos - y sin, x sin + y cos). Products and sums are float32 (float64
  * if T is), and the result is rounded once to T. cos and sin are row `position` of the tables: positions[i] if

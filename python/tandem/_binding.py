@@ -105,14 +105,14 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
         raise renamed(error_of(request[1], binding.last_error(), arrays), {"part_out": "outs", "part_lse": "lses"})
 
 
-_APPENDED = ("k_cache", "v_cache", "q_out")  # the results of append_kv
+WRITTEN_BY_APPEND = ("k_cache", "v_cache", "q_out")  # the results of append_kv
 
 
 def append_kv(arrays: dict[str, Any], flags: tuple[bool, bool]) -> None:
     """Appends to a cache; raises as call() does. arrays: by name, in the order of tandem_append_kv_args."""
     described = tuple(None if x is None else _arrays.describe(x, name) for name, x in arrays.items())
     for name, x in zip(arrays, described):
-        if x is not None and x[7] and name in _APPENDED:
+        if x is not None and x[7] and name in WRITTEN_BY_APPEND:
             raise ValueError(f"{name} must be writable: copy the array first")
     request = binding.append_kv(described, *flags)
     if request is not None and request[0] == "open":
@@ -302,6 +302,8 @@ def number_of(x: Any, name: str) -> Any:
     if x is None or type(x).__name__ in ("float", "int", "SymFloat"):
         return x
     refuse_gradient(x, name, _DIFFERENTIABLE.get(name, f"float({name})"))
+    if _arrays.is_torch(x):
+        sys.modules["tandem._derivatives"].refuse_tangents((x,))
     try:
         if isinstance(x, (str, bytes)):
             raise TypeError

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tandem import _api, _gradients, _padding, _score_mod, _torch_ops
-from tandem._binding import FORWARD, HEADS_FIRST, CallArgs, call
+from tandem._binding import FORWARD, HEADS_FIRST, WRITTEN_BY_APPEND, CallArgs, call, refuse_gradient
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported
 from tandem._options import OPTIONS, TENSORS
@@ -249,8 +249,15 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tens
 def append_kv(arrays: dict[str, Any], flags: tuple[bool, bool]) -> None:
     """Computes tandem.append_kv for torch tensors, by name in the order of the operator."""
     for name, x in arrays.items():
-        if x is not None:
-            check_tensor(x, name)
+        if x is None:
+            continue
+        check_tensor(x, name)
+        if not torch.compiler.is_compiling():
+            check_layout(x, name)
+            if name in WRITTEN_BY_APPEND:
+                check_writable(x, name)
+        refuse_gradient(x, name, "call under torch.no_grad()")
+    refuse_tangents(arrays.values())
     with torch.no_grad():
         torch.ops.tandem.append_kv(*arrays.values(), *flags)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tandem._binding import CallArgs, refuse_gradient
 from tandem._binding import cascade as run
+from tandem._derivatives import refuse_tangents
 from tandem._padding import needs_padding, padded_attention
 from tandem._tensors import check_tensor
 from tandem._torch_ops import library, new_outputs, outputs_of, register_autocast
@@ -30,6 +31,7 @@ def cascade(call_args: CallArgs, groups: dict[str, Any], max_rows_group: int) ->
         if name in _GROUPS or (name in _INPUTS and (x is not None or name != "sink")):
             check_tensor(x, name)
         refuse_gradient(x, name, "call under torch.no_grad()")
+    refuse_tangents((*call_args.values(), *groups.values()))
     if needs_padding(call_args["q"], call_args["v"]) and call_args["q"].shape[-1] == call_args["k"].shape[-1]:
         return padded_attention(lambda padded, _: cascade(padded, groups, max_rows_group), call_args, True)
     inputs = [call_args[name] for name in _INPUTS]

@@ -19,13 +19,13 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
     )
 
 from tandem import _arrays, _gradients, _score_mod, _vmap
-from tandem._binding import FORWARD, CallArgs, binding, call, refuse_gradient
+from tandem._binding import FORWARD, WRITTEN_BY_APPEND, CallArgs, binding, call, refuse_gradient
 from tandem._binding import append_kv as append_to
 from tandem._binding import merge as merge_into
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
 from tandem._errors import Unsupported
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
-from tandem._tensors import PLAIN
+from tandem._tensors import PLAIN, count_write
 
 # Tandem and torch share one set of threads. Without torch's OpenMP, Tandem starts separate threads.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -205,6 +205,9 @@ def _merge_kernel(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool)
 def _append_kernel(*arguments: Any) -> None:
     tensors = {name: None if x is None else x.detach() for name, x in zip(_arrays.APPEND_TENSORS, arguments)}
     append_to(tensors, arguments[len(tensors) :])
+    for name, x in zip(_arrays.APPEND_TENSORS, arguments):
+        if name in WRITTEN_BY_APPEND:
+            count_write(x)
 
 
 for _device in ("CPU", "CUDA"):

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <initializer_list>
 #include <span>
+#include <vector>
 
 #include "base/text.h"
 #include "problem/operands.h"
@@ -91,21 +92,23 @@ class Reader {
   }
 
   Status read_index(const char* name, const tandem_tensor* tensor, const Dim& length, IndexView* view,
-                    int64_t* count = nullptr) const {
+                    int64_t* count = nullptr) {
     if (tensor == nullptr) return {};
     Operand o;
     const Dim dims[] = {length};
     TANDEM_TRY(read(name, tensor, {only(DType::i32), "convert the tensor to int32", dims}, &o));
+    others_.push_back(o);
     if (count != nullptr) *count = o.shape[0];
     *view = {.data = reinterpret_cast<const int32_t*>(o.data), .stride = o.stride[0], .present = true};
     return {};
   }
 
-  Status read_longs(const char* name, const tandem_tensor* tensor, const Dim& length, LongView* view) const {
+  Status read_longs(const char* name, const tandem_tensor* tensor, const Dim& length, LongView* view) {
     if (tensor == nullptr) return {};
     Operand o;
     const Dim dims[] = {length};
     TANDEM_TRY(read(name, tensor, {only(DType::i64), "convert the tensor to int64", dims}, &o));
+    others_.push_back(o);
     *view = {reinterpret_cast<const int64_t*>(o.data), o.stride[0], o.shape[0], true};
     return {};
   }
@@ -271,6 +274,7 @@ class Reader {
     if (p_.cache_batch_idx) rows = {"rows"};
     const Dim dims[] = {rows, {"max_pages"}};
     TANDEM_TRY(read("page_table", args_.page_table, {only(DType::i32), "convert the page numbers to int32", dims}, &o));
+    others_.push_back(o);
     p_.page_table = {.data = reinterpret_cast<const int32_t*>(o.data),
                      .batch = o.stride[0],
                      .column = o.stride[1],
@@ -297,6 +301,7 @@ class Reader {
     const Dim of_sin[] = {{"table_rows", cos.shape[0], "rotary_cos", why},
                           {"columns", cos.shape[1], "rotary_cos", why}};
     TANDEM_TRY(read("rotary_sin", args_.rotary_sin, {dtypes, "convert the table", of_sin, "", true}, &sin));
+    others_.insert(others_.end(), {cos, sin});
     if (2 * cos.shape[1] > p_.head_dim) {
       return Status::invalid(str_cat("rotary_cos.columns (", cos.shape[1],
                                      ") must be at most head_dim / 2, with head_dim (", p_.head_dim,
@@ -314,7 +319,8 @@ class Reader {
   // A written tensor shares no byte with another tensor, but q_out may be q.
   Status check_overlaps() const {
     const Operand* const written[] = {&k_cache_, &v_cache_, &q_out_};
-    const Operand* const all[] = {&k_cache_, &v_cache_, &q_out_, &k_, &v_, &q_};
+    std::vector<const Operand*> all = {&k_cache_, &v_cache_, &q_out_, &k_, &v_, &q_};
+    for (const Operand& other : others_) all.push_back(&other);
     for (const Operand* result : written) {
       for (const Operand* other : all) {
         if (result == other || !result->present || !other->present || !overlap(*result, *other)) continue;
@@ -333,6 +339,7 @@ class Reader {
   bool has_dtype_ = false;
   const char* batch_owner_ = nullptr;
   Operand k_, v_, k_cache_, v_cache_, q_, q_out_;
+  std::vector<Operand> others_;  // places, lengths and tables
 };
 
 }  // namespace

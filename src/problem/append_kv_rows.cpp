@@ -1,4 +1,8 @@
 // The rules of a tandem_append_kv that need the values of index tensors, which the CPU reads.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
 #include "base/text.h"
 #include "problem/append_kv.h"
 
@@ -20,7 +24,7 @@ class Reader {
       if (p_.k) TANDEM_TRY(read_keys(b));
       if (p_.q) TANDEM_TRY(read_queries(b));
     }
-    return {};
+    return p_.slot_mapping ? Status{} : check_shared_places();
   }
 
  private:
@@ -132,6 +136,33 @@ class Reader {
       rows_.queries.push_back(row);
     }
     return {};
+  }
+
+  // Several new keys of one place must be equal. Samples that share a prompt have equal keys.
+  Status check_shared_places() const {
+    std::vector<const AppendRow*> rows;
+    rows.reserve(rows_.keys.size());
+    for (const AppendRow& row : rows_.keys) rows.push_back(&row);
+    const auto place = [this](const AppendRow* row) { return row->page * p_.page_size + row->place; };
+    std::ranges::sort(rows, {}, place);
+    const auto differ = [&](const AppendRow* a, const AppendRow* b) {
+      return place(a) == place(b) && !are_equal(*a, *b);
+    };
+    const auto found = std::ranges::adjacent_find(rows, differ);
+    if (found == rows.end()) return {};
+    return Status::invalid(
+        str_cat("cache_seqlens (place ", (*found)->place, " of ", p_.page_table ? "page " : "row ", (*found)->page,
+                " for two new keys that differ) must give each its own place: correct ", "cache_seqlens, ",
+                p_.page_table ? "page_table" : "cache_batch_idx", " or the number of new keys"));
+  }
+  bool are_equal(const AppendRow& a, const AppendRow& b) const {
+    if (p_.rotary_dim > 0 && a.position != b.position) return false;
+    for (const auto& [view, dim] : {std::pair(&p_.k, p_.head_dim), std::pair(&p_.v, p_.head_dim_v)}) {
+      const auto bytes = static_cast<size_t>(dim) * static_cast<size_t>(size_of(p_.dtype));
+      for (int64_t h = 0; h < p_.keys.heads; ++h)
+        if (std::memcmp(view->at(a.batch, a.row, h), view->at(b.batch, b.row, h), bytes) != 0) return false;
+    }
+    return true;
   }
 
   const AppendKvProblem& p_;

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from flash_attn_cases import int32, turned  # noqa: E402
 
+from tandem._arrays import APPEND_TENSORS  # noqa: E402
+
 HEADS, DIM, PAGES, SIZE = 2, 16, 7, 4
 TABLE = int32(5, 2, 0, 3, 6, 1).reshape(2, 3)
 CACHED = int32(3, 6)
@@ -93,3 +95,73 @@ def test_prepare_for_serving(call):
         tandem.prepare("backward", *arguments, serving=True, **options)
     with pytest.raises(ValueError, match="seqused_k.dtype"):
         tandem.prepare("forward", *arguments, serving=True, **{**options, "seqused_k": CACHED.long()})
+
+
+def empty_call(**options):
+    new = torch.randn(2, 3, 2, 8)
+    arguments = {"k": new, "v": new.clone(), "k_cache": torch.zeros(2, 8, 2, 8), "v_cache": torch.zeros(2, 8, 2, 8)}
+    return {**arguments, "cache_seqlens": torch.tensor([1, 2], dtype=torch.int32), **options}
+
+
+def test_writes_are_counted():
+    arguments = empty_call()
+    q = torch.randn(2, 1, 2, 8).requires_grad_()
+    pending = tandem.attention(q, arguments["k_cache"], arguments["v_cache"])
+    tandem.append_kv(**arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pending.sum().backward()
+    versions = [x._version for x in (arguments["k_cache"], arguments["v_cache"])]
+    torch.ops.tandem.append_kv(*(arguments.get(name) for name in APPEND_TENSORS), False, False)
+    assert [x._version for x in (arguments["k_cache"], arguments["v_cache"])] == [n + 1 for n in versions]
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_cache", "v_cache"])
+def test_gradients_are_refused(name):
+    arguments = empty_call()
+    arguments[name].requires_grad_()
+    with pytest.raises((ValueError, tandem.Unsupported), match=f"^{name} must not require a gradient"):
+        tandem.append_kv(**arguments)
+    assert not arguments["k_cache"].any() and not arguments["v_cache"].any()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tangents_and_lazily_negated_caches_are_refused():
+    arguments = empty_call()
+    with pytest.raises(ValueError, match="k_cache .lazily negated"):
+        tandem.append_kv(**{**arguments, "k_cache": torch._neg_view(arguments["k_cache"])})
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(arguments["k"], arguments["k"])
+        with pytest.raises(tandem.Unsupported, match="forward-mode"):
+            tandem.append_kv(**{**arguments, "k": dual})
+    assert not arguments["k_cache"].any()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_keys_that_differ_need_their_own_places(paged):
+    same = torch.tensor([1, 1], dtype=torch.int32)
+    places = {"page_table": same[:, None]} if paged else {"cache_batch_idx": same}
+    arguments = empty_call(**places)
+    with pytest.raises(ValueError, match=f"place 2 of {'page' if paged else 'row'} 1 for two new keys that differ"):
+        tandem.append_kv(**arguments)
+    assert not arguments["k_cache"].any()
+    same = torch.randn(1, 3, 2, 8).expand(2, 3, 2, 8)
+    equal = empty_call(**places, k=same, v=same, cache_seqlens=torch.tensor([1, 1], dtype=torch.int32))
+    tandem.append_kv(**equal)
+    assert torch.equal(equal["k_cache"][1, 1:4], same[0])
+    apart = empty_call(**places, cache_seqlens=torch.tensor([1, 4], dtype=torch.int32))
+    tandem.append_kv(**apart)
+    assert torch.equal(apart["k_cache"][1, 1:7], apart["k"].flatten(0, 1))
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "page_table", "slot_mapping"])
+def test_caches_over_indices_are_refused(name):
+    cache = torch.zeros(2, 8, 2, 8)
+    memory = cache.view(-1).view(torch.int64 if name == "slot_mapping" else torch.int32)
+    indices = {"cache_seqlens": memory[:2], "page_table": memory[:2, None], "slot_mapping": memory[:6]}[name]
+    arguments = empty_call(k_cache=cache, **{name: indices})
+    if name == "slot_mapping":
+        del arguments["cache_seqlens"]
+        arguments.update(k=arguments["k"].flatten(0, 1), v=arguments["v"].flatten(0, 1))
+    with pytest.raises(ValueError, match=f"k_cache.data overlaps {name}"):
+        tandem.append_kv(**arguments)
+    assert not cache.any()

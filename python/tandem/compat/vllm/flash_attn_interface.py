@@ -131,6 +131,7 @@ def flash_attn_varlen_func(
     return out, lse.masked_fill(lse == float("-inf"), float("inf")) if fa_version == 2 else lse
 
 
+@torch.no_grad()
 def reshape_and_cache_flash(
     key: torch.Tensor,
     value: torch.Tensor,

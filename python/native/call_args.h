@@ -211,7 +211,9 @@ static int read_operand(PyObject* object, int field, long what, Call* call, PyOb
   const Reading reading = read_tensor(object, fields[field].written & pass, operand);
   const tandem_tensor* t = &operand->tensor;
   const int is_seed = fields[field].kind == kSeed;
-  const int fits = !is_seed || (t->ndim == 1 && t->shape[0] == 2 && t->dtype.bits == 64);
+  const int is_int64 = t->dtype.bits == 64 && (t->dtype.code == TANDEM_INT || t->dtype.code == TANDEM_UINT);
+  const int is_pair = reading == kRead && t->ndim == 1 && t->shape[0] == 2 && t->strides[0] == 1;
+  const int fits = !is_seed || (is_int64 && is_pair);
   if (reading == kFailed) return 0;
   if (reading != kRead || !fits) {
     *request = request_for(fits ? reading : kNeedsDescription, field);

@@ -186,7 +186,7 @@ def attention(
     if dropout_p:
         call_args["dropout_p"] = dropout_p
     if seed is not None:
-        call_args["seed"] = seed_of(seed)
+        call_args["seed"] = seed_of(seed, q)
     if deterministic or batch_invariant:
         call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
     if not (num_splits is max_scores is out is None):
@@ -305,7 +305,7 @@ def attention_backward(
         "seqused_q": seqused_q,
         "seqused_k": seqused_k,
         "page_table": page_table,
-        "seed": seed if seed is None else seed_of(seed),
+        "seed": seed if seed is None else seed_of(seed, q),
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
         "softmax_scale": number_of(softmax_scale, "softmax_scale"),
@@ -463,7 +463,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
         call_args.update(blocks_of(given["block_mask"]))
     call_args["float32_out"] = is_float32(out_dtype)
     if call_args["seed"] is not None:
-        call_args["seed"] = seed_of(call_args["seed"])
+        call_args["seed"] = seed_of(call_args["seed"], q)
     if call_args["window"] is not None:
         call_args["window"] = window_of(call_args["window"])
     backward = pass_ == "backward"

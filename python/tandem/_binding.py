@@ -214,9 +214,12 @@ def _copy(x: Any, name: str) -> Any:
 
 
 def _check_seed(described: tuple[Any, ...]) -> None:
-    bits, shape = described[4], described[5]
-    if shape != (2,) or bits != 64:
-        raise ValueError(f"seed (shape {shape}) must be an integer or two int64: pass the seed, or (seed, offset)")
+    code, bits, shape = described[3:6]
+    if shape != (2,) or bits != 64 or code not in (0, 1) or described[6] != (1,):
+        raise ValueError(
+            f"seed (shape {shape}, strides {described[6]}, {bits} bits) must be an integer or two contiguous int64: "
+            "pass the seed, or (seed, offset)"
+        )
 
 
 def check_mask(causal: Any, alignment: Any) -> None:
@@ -333,8 +336,8 @@ def _within_64_bits(seed: int) -> int:
     return seed
 
 
-def seed_of(seed: Any) -> Any:
-    """Returns a seed in the form of call_args."""
+def seed_of(seed: Any, q: Any) -> Any:
+    """Returns a seed in the form of call_args. An array becomes numbers, because its owner may write to it."""
     if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
         return _within_64_bits(int(seed))
     if isinstance(seed, (tuple, list)):
@@ -345,4 +348,16 @@ def seed_of(seed: Any) -> Any:
             return _within_64_bits(int(number)), _within_64_bits(int(offset))
     if isinstance(seed, (bool, str, float, tuple, list)):
         raise TypeError(f"seed ({seed!r}) must be an integer or two: pass the seed, or (seed, offset)")
-    return _arrays.view(seed, "seed")
+    seed = _arrays.view(seed, "seed")
+    name = str(seed.dtype).rpartition(".")[2]
+    if tuple(seed.shape) != (2,) or name not in ("int64", "uint64"):
+        raise ValueError(
+            f"seed ({name}, shape {tuple(seed.shape)}) must be an integer or two int64: pass the seed, or (seed, "
+            "offset)"
+        )
+    if isinstance(seed, np.ndarray):
+        return int(seed[0]), int(seed[1])
+    device = q.device if _arrays.is_torch(q) else "cpu"
+    if str(seed.device) != str(device):
+        raise ValueError(f"seed (on {seed.device}) must be on q's device ({device}): move it there")
+    return seed if seed.stride(0) == 1 else seed.contiguous()

@@ -183,7 +183,7 @@ def context_parallel(
     if dropout_p:
         if seed is None:
             raise ValueError("seed (None) must be an integer or two with dropout_p: pass the same seed on all ranks")
-        options["seed"] = seed_of(seed)
+        options["seed"] = seed_of(seed, q)
     if q.is_cuda:
         out, lse = _on_tensors(plan, group, execution, options, tensors)
     else:

@@ -333,8 +333,8 @@ def _set_seed(args: _Args, seed: Any) -> bool:
         args.dropout_seed, args.dropout_offset = number % 2**64, offset % 2**64
         return True
     described = seed if isinstance(seed, tuple) else _arrays.describe(seed, "seed")
-    address, bits, shape = described[0], described[4], described[5]
-    if shape != (2,) or bits != 64:
+    address, code, bits, shape, strides = described[0], *described[3:7]
+    if shape != (2,) or bits != 64 or code not in (0, 1) or strides != (1,):
         return False
     args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
     return True

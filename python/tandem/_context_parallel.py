@@ -100,13 +100,16 @@ class _ContextParallel(torch.autograd.Function):
         q, k, v = (_compact(x) for x in (q, k, v))
         out, lse = call.forward(q, k, v, sink)
         ctx.call = call
-        ctx.save_for_backward(q, k, v, sink, out, lse)
+        # autograd then refuses a backward after a write to one of the options, such as alibi_slopes.
+        others = [x for x in call.options.values() if isinstance(x, Tensor)]
+        others += [x for x in _score_mod.named(call.options).values() if isinstance(x, Tensor)]
+        ctx.save_for_backward(q, k, v, sink, out, lse, *others)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, out, lse = ctx.saved_tensors
+        q, k, v, sink, out, lse, *_ = ctx.saved_tensors
         # Ranks must agree on the outputs of the call, so that every rank computes all gradients.
         dout = torch.zeros_like(out) if dout is None else _compact(dout)
         if dlse is not None or isinstance(ctx.call, _Call):

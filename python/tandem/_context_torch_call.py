@@ -23,6 +23,7 @@ class TorchCall:
     """The plan, the group and the options of a call, for both passes. group None: the plan has one rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, group: Any, execution: str, options: dict[str, Any]) -> None:
+        self.options = options
         self.by_heads = execution == "heads" and plan.ranks > 1
         rounds_at_once = 1 if execution == "ring" else max(1, plan.ranks - 1)
         self.execution = Execution(plan, rank, group, rounds_at_once, options, SPARE_SMS)

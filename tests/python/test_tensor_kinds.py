@@ -6,7 +6,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import tandem  # noqa: E402
 from tandem import fa3, fa4  # noqa: E402
-from tandem.flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func  # noqa: E402
+from tandem.flash_attn import (  # noqa: E402
+    flash_attn_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 
 Q = torch.randn(1, 4, 2, 8, generator=torch.Generator().manual_seed(0))
 CU = torch.tensor([0, 4], dtype=torch.int32)
@@ -202,3 +207,13 @@ def test_tensors_without_memory_are_refused_by_name(name):
                     name: Wrapper(lse if name == "lse" else Q),
                 }
             )
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "alibi_slopes"])
+def test_packed_forms_refuse_a_backward_after_a_write_to_an_option(name):
+    qkv = torch.randn(4, 3, 2, 8).requires_grad_()
+    options = {"cu_seqlens": torch.tensor([0, 2, 4], dtype=torch.int32), "alibi_slopes": torch.rand(2)}
+    out = flash_attn_varlen_qkvpacked_func(qkv, max_seqlen=4, **options)
+    options[name].fill_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

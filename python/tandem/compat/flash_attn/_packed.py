@@ -40,7 +40,8 @@ class _PackedAttention(torch.autograd.Function):
     def forward(ctx, q, packed, unpack, options):
         parts = unpack(packed) if q is None else (q, *unpack(packed))
         out, lse = tandem.attention(*parts, return_lse=True, **options)
-        ctx.save_for_backward(q, packed, out, lse)
+        # autograd then refuses a backward after a write to one of the options, such as cu_seqlens.
+        ctx.save_for_backward(q, packed, out, lse, *(x for x in options.values() if isinstance(x, torch.Tensor)))
         ctx.unpack, ctx.options = unpack, options
         ctx.set_materialize_grads(False)
         return out, lse
@@ -49,7 +50,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
             return None, None, None, None
-        q, packed, out, lse = ctx.saved_tensors
+        q, packed, out, lse, *_ = ctx.saved_tensors
         with torch.no_grad():
             dq, dpacked = _gradients(ctx, dout, dlse, q, packed, out, lse)
         dq, dpacked = once_differentiable([dq, dpacked], (dout, dlse, q, packed, out, lse))

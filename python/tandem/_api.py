@@ -191,7 +191,7 @@ def attention(
         call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
     if not (num_splits is max_scores is out is None):
         call_args.update(_given(num_splits=num_splits, max_scores=max_scores, out=out))
-    if out_dtype is not None and is_float32(out_dtype):
+    if out_dtype is not None and is_float32(out_dtype, out):
         call_args["float32_out"] = True
     if type(q) is not _ndarray or _torch_front is None:
         front = use_torch()
@@ -206,6 +206,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
     """Computes attention() of arrays that are not torch tensors."""
+    _arrays.check_foreign((*call_args.items(), *_score_mod.named(call_args).items()))
     given, out = call_args["q"], call_args.get("out")
     q, k, v = given, call_args["k"], call_args["v"]
     if type(q) is not _ndarray or type(k) is not _ndarray or type(v) is not _ndarray:
@@ -337,6 +338,8 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
     front = use_torch() if _arrays.is_torch(call_args["q"]) else None
     if front is not None:
         front.prepare_backward(call_args)
+    else:
+        _arrays.check_foreign((*call_args.items(), *targets.items(), *_score_mod.named(call_args).items()))
     # A mask has no gradient.
     inputs = {name: call_args[name[1:]] for name in targets}
     captured = {name: x for name, x in _score_mod.named(call_args).items() if name.startswith("score_mod.")}
@@ -419,6 +422,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):
         return front.merge(outs, lses, float32)
+    _arrays.check_foreign((f"outs[{n}]", x) for n, x in enumerate(outs))
+    _arrays.check_foreign((f"lses[{n}]", x) for n, x in enumerate(lses))
     views = [_arrays.view(x, f"outs[{n}]") for n, x in enumerate(outs)]
     lse_views = [_arrays.view(x, f"lses[{n}]") for n, x in enumerate(lses)]
     out = np.empty(views[0].shape, np.float32 if float32 else views[0].dtype)

@@ -59,6 +59,7 @@ def append_kv(
             arrays["q_out"] = front.torch.empty_like(q, memory_format=front.torch.contiguous_format)
         front.append_kv(arrays, flags)
         return arrays["q_out"]
+    _arrays.check_foreign(arrays.items())
     views = {name: None if x is None else _arrays.view(x, name) for name, x in arrays.items()}
     if q is not None and q_out is None:
         views["q_out"] = np.empty(views["q"].shape, views["q"].dtype)

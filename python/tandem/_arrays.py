@@ -5,6 +5,7 @@ interface.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,21 @@ def is_torch(x: Any) -> bool:
     """Returns True if x is a torch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+def check_foreign(arrays: Iterable[tuple[str, Any]]) -> None:
+    """Raises if an array's memory does not show a mask of numpy, or a lazy negation or gradient of torch."""
+    for name, x in arrays:
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(f"{name} (MaskedArray) must be a plain array, because masks of numpy are not read: fill it")
+        if is_torch(x):
+            if x.is_neg():
+                raise ValueError(f"{name} (lazily negated) must be a plain tensor: pass {name}.resolve_neg()")
+            if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+                raise ValueError(
+                    f"{name} must not require a gradient, because q is no torch tensor and the result has none: pass "
+                    f"{name}.detach(), or q as a torch tensor"
+                )
 
 
 def view(x: Any, name: str) -> Any:
@@ -101,6 +117,8 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
         if device is None:
             without = ", which has no values," if x.is_meta else ""
             raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: create it there")
+        if x.is_neg():
+            raise ValueError(f"{name} (lazily negated) must be a plain tensor: pass {name}.resolve_neg()")
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:
             raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type: convert it")

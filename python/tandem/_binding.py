@@ -267,8 +267,8 @@ def blocks_of(block_mask: Any) -> CallArgs:
     return {**call_args, "blocks_of_mask_mod": True} if getattr(block_mask, "of_mask_mod", False) else call_args
 
 
-def is_float32(out_dtype: Any) -> bool:
-    """Returns True for the out_dtype float32, False for None."""
+def is_float32(out_dtype: Any, out: Any = None) -> bool:
+    """Returns True for the out_dtype float32, False for None. out: the caller's array for the result."""
     if out_dtype is None:
         return False
     name = getattr(out_dtype, "name", None) or getattr(out_dtype, "__name__", None) or str(out_dtype)
@@ -276,6 +276,8 @@ def is_float32(out_dtype: Any) -> bool:
         raise ValueError(
             f"out_dtype ({name.rpartition('.')[2]}) must be None, for a result of q's type, or float32: pass one"
         )
+    if out is not None and "float32" not in str(getattr(out, "dtype", "float32")):
+        raise ValueError(f"out_dtype (float32) must be None or out's type ({out.dtype}): omit out_dtype")
     return True
 
 

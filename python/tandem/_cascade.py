@@ -62,6 +62,7 @@ def cascade_attention(
     if front is not None and isinstance(q, front.Tensor):
         result = front.cascade(call_args, groups, max_rows)
     else:
+        _arrays.check_foreign((*call_args.items(), *groups.items()))
         call_args["out"], call_args["lse"] = result = _arrays.new_outputs(views["q"], views["v"], False)
         cascade(call_args, {name: _arrays.view(x, name) for name, x in groups.items()}, max_rows)
         result = tuple(_arrays.like(q, x) for x in result)

@@ -1,5 +1,6 @@
 """Eager calls behave like torch's dispatcher for lazy negation, versions of written tensors, and other layouts."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -217,3 +218,40 @@ def test_packed_forms_refuse_a_backward_after_a_write_to_an_option(name):
     options[name].fill_(0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+FOREIGN = {
+    "negated": (negated, ValueError, "lazily negated"),
+    "gradient": (lambda x: x.clone().requires_grad_(), ValueError, "must not require a gradient"),
+    "masked": (lambda x: np.ma.masked_array(x.numpy(), x.numpy() > 0), TypeError, "MaskedArray"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("name", ["k", "bias", "score_mod.w", "lse", "append", "merge", "blocks"])
+def test_tensors_beside_arrays_of_numpy(kind, name):
+    make, error, reason = FOREIGN[kind]
+    q, cache = Q.numpy(), np.zeros((1, 8, 2, 8), np.float32)
+    bias, w = torch.ones(1, 1, 4, 4), torch.ones(4)
+    calls = {
+        "k": lambda: tandem.attention(q, make(Q), q),
+        "bias": lambda: tandem.attention(q, q, q, bias=make(bias)),
+        "score_mod.w": lambda: tandem.attention(q, q, q, score_mod=tandem.Mod("score + w[k]", w=make(w))),
+        "lse": lambda: tandem.attention_backward(q, q, q, q, q, make(torch.zeros(1, 2, 4))),
+        "append": lambda: tandem.append_kv(q, make(Q), cache, cache.copy()),
+        "merge": lambda: tandem.merge([q, make(Q)], [np.zeros((1, 2, 4), np.float32)] * 2),
+        "blocks": lambda: tandem.Blocks.of(tandem.Mod("w[k] > 0", w=make(w)), 4, 4, device="cpu"),
+    }
+    if name == "blocks" and kind != "negated":
+        pytest.skip("a mask has no gradient")
+    with pytest.raises(error, match=reason):
+        calls[name]()
+    assert not cache.any()
+
+
+def test_out_dtype_contradicts_no_out():
+    q = Q.half()
+    with pytest.raises(ValueError, match="out_dtype .float32. must be None or out's type .torch.float16."):
+        tandem.attention(q, q, q, out=torch.empty_like(q), out_dtype=torch.float32)
+    out = torch.empty_like(Q)
+    assert tandem.attention(q, q, q, out=out, out_dtype="float32") is out

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 
+#include "base/env.h"
 #include "base/text.h"
 #include "cli/flags.h"
 
@@ -234,7 +235,12 @@ void Command::requires_command() { app_->require_subcommand(1); }
 void Command::footer(const std::string& text) { app_->footer(text); }
 
 void Command::run(std::function<int()> work) {
-  app_->callback([exit_code = exit_code_, work = std::move(work)] { *exit_code = guarded(work); });
+  app_->callback([exit_code = exit_code_, work = std::move(work)] {
+    *exit_code = guarded([&work] {
+      throw_if_failed(check(Env::get()));
+      return work();
+    });
+  });
 }
 
 void Command::run_with_rest(std::function<int(std::vector<std::string>)> work) {

@@ -47,6 +47,11 @@ if command -v xmllint >/dev/null; then xmllint --noout attention.svg bench.svg |
 head -c 1000 "$minilm" >cut.safetensors
 printf '\223NUMPY\001\000v\000' >cut.npy
 TANDEM_LOG=maybe expect 2 'TANDEM_LOG ("maybe") must be "1" or "0"' verify --seqlen-q 8
+# Commands that open no context read the variables too.
+for command in "vgpu check --device vgpu:b200" "vgpu run" "vgpu trace" explain "cache list"; do
+  # shellcheck disable=SC2086  # words
+  TANDEM_SM100=no_pair expect 2 'TANDEM_SM100 ("no_pair") must consist of the words' $command
+done
 TANDEM_CPU_TARGET=mmx expect 2 'TANDEM_CPU_TARGET ("mmx") must be one of "' verify --seqlen-q 8
 expect 2 "missing.safetensors: cannot be opened: No such file or directory" attend missing.safetensors
 expect 2 "cut.safetensors: header length" attend cut.safetensors

@@ -87,8 +87,8 @@ def flash_attn_varlen_func(
     out : tensor to write to. Rows of q after cu_seqlens_q[-1] are neither read nor written with block_table.
     s_aux : (heads), one more logit in each softmax.
     mask_mod(b, h, q_idx, kv_idx, seqlen_info, aux_tensors) : a Python function of single numbers.
-    dynamic_causal : (batch) int32; a sequence with 0 is not causal. dynamic_causal replaces causal and
-        the window's right bound.
+    dynamic_causal : (batch) int32, in place of causal: a sequence with 0 is not causal. window_size bounds all
+        sequences, so that its right bound must not be 0 where a sequence is not causal.
     cp_world_size, cp_rank, cp_tot_seqused_k : keys of this rank, every cp_world_size-th key of a sequence of
         cp_tot_seqused_k (batch, int32) keys; causal compares the places in the whole sequence.
     Returns out, or with return_softmax_lse (out, softmax_lse): (heads, total_q), a natural logarithm.

@@ -4,6 +4,7 @@ interface.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +38,19 @@ def is_torch(x: Any) -> bool:
     """Returns True if x is a torch tensor; never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+def integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
+    """Returns a whole number that a field of this width in C can represent. otherwise: what else the rule allows."""
+    shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+    rule = f"{name} ({shown}) must be an integer of at most {bits} bits{otherwise}: pass one"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(rule) from None
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(rule)
+    return number
 
 
 def check_foreign(arrays: Iterable[tuple[str, Any]]) -> None:

@@ -263,7 +263,8 @@ def blocks_of(block_mask: Any) -> CallArgs:
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     found = {name: getattr(block_mask, name, None) for name in names}
     blocks = {name: x for name, x in found.items() if x is not None}
-    call_args = {**blocks, "mask_block_q": int(size_q), "mask_block_k": int(size_k)}
+    size_q, size_k = _arrays.integer(size_q, "BLOCK_SIZE[0]"), _arrays.integer(size_k, "BLOCK_SIZE[1]")
+    call_args = {**blocks, "mask_block_q": size_q, "mask_block_k": size_k}
     return {**call_args, "blocks_of_mask_mod": True} if getattr(block_mask, "of_mask_mod", False) else call_args
 
 

@@ -57,7 +57,7 @@ def cascade_attention(
         "softmax_scale": number_of(softmax_scale, "softmax_scale"), "softcap": number_of(softcap, "softcap"),
         "causal": bool(causal), "batch_invariant": bool(batch_invariant),
     }  # fmt: skip
-    max_rows = total if max_rows_group is None else max_rows_group
+    max_rows = total if max_rows_group is None else _arrays.integer(max_rows_group, "max_rows_group")
     front = use_torch()
     if front is not None and isinstance(q, front.Tensor):
         result = front.cascade(call_args, groups, max_rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem import _ctypes
+from tandem import _arrays, _ctypes
 from tandem._binding import check_mask, window_of
 from tandem._errors import error_of
 
@@ -107,10 +107,12 @@ class ContextPlan:
         k_lens = q_lens if seqlens_k is None else _lengths(seqlens_k, "seqlens_k")
         if k_lens.size != q_lens.size:
             raise ValueError(f"seqlens_k ({k_lens.size} lengths) must have the {q_lens.size} documents of seqlens")
+        ranks, chunk = _arrays.integer(ranks, "ranks", 32), _arrays.integer(chunk, "chunk")
         args = _PlanArgs(ctypes.sizeof(_PlanArgs), ranks, LAYOUTS[layout], chunk, q_lens.size)
         args.q_lens, args.k_lens = (x.ctypes.data_as(_pointer) for x in (q_lens, k_lens))
         args.causal, args.alignment = bool(causal), _ALIGNMENTS[alignment]
-        left, right = (None, None) if window is None else window_of(window)
+        bounds = (None, None) if window is None else window_of(window)
+        left, right = (x if x is None else _arrays.integer(x, f"window[{n}]") for n, x in enumerate(bounds))
         args.window = (left is not None) + 2 * (right is not None)
         self.window = left, (min(0, right or 0) if causal else right)
         args.window_left, args.window_right = left or 0, right or 0
@@ -137,7 +139,11 @@ class ContextPlan:
     def rows(self, rank: int) -> tuple[int, int]:
         """Returns the numbers of rows of the rank's queries and keys."""
         q, k = _int64(), _int64()
-        _check(_library.tandem_cp_plan_rows(self.handle, rank, ctypes.byref(q), ctypes.byref(k)))
+        _check(
+            _library.tandem_cp_plan_rows(
+                self.handle, _arrays.integer(rank, "rank", 32), ctypes.byref(q), ctypes.byref(k)
+            )
+        )
         return q.value, k.value
 
     def lengths(self, keys: bool = False) -> np.ndarray:
@@ -152,6 +158,7 @@ class ContextPlan:
     def steps(self, q_rank: int, k_rank: int) -> np.ndarray:
         """Returns the steps that q_rank computes with the keys of k_rank: an array of the struct tandem_cp_step."""
         count = _int64()
+        q_rank, k_rank = _arrays.integer(q_rank, "q_rank", 32), _arrays.integer(k_rank, "k_rank", 32)
         _check(_library.tandem_cp_plan_steps(self.handle, q_rank, k_rank, None, ctypes.byref(count)))
         steps = np.empty(count.value, STEP)
         _check(_library.tandem_cp_plan_steps(self.handle, q_rank, k_rank, steps.ctypes.data, ctypes.byref(count)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import operator
 import os
 import sys
 import threading
@@ -230,17 +229,6 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
 
 
-def _integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
-    rule = f"{name} ({_shown(value)}) must be an integer of at most {bits} bits{otherwise}: pass one"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(rule) from None
-    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError(rule)
-    return number
-
-
 def _real(value: Any, name: str) -> float:
     try:
         if isinstance(value, str):
@@ -266,7 +254,7 @@ def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
     ):
         if bound is not None:
             args.window |= bit
-            setattr(args, name, _integer(bound, f"window[{index}]", otherwise=", or None"))
+            setattr(args, name, _arrays.integer(bound, f"window[{index}]", otherwise=", or None"))
 
 
 def _mod_of(mod: _score_mod.Bound, name: str, forward_or_backward: int) -> _Mod | None:
@@ -297,7 +285,7 @@ def _scale(value: Any, name: str) -> float:
 
 
 def _count(value: Any, name: str) -> int:
-    return _integer(value, name, bits=32)
+    return _arrays.integer(value, name, bits=32)
 
 
 def _alignment(value: Any, name: str) -> int:
@@ -307,7 +295,7 @@ def _alignment(value: Any, name: str) -> int:
 
 
 _READERS: dict[str, Any] = {
-    "Length": _integer,
+    "Length": _arrays.integer,
     "Scale": _scale,
     "Real": _real,
     "Count": _count,

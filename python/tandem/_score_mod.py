@@ -81,7 +81,9 @@ class Blocks(NamedTuple):
         Pass the mask_mod to attention as well: it decides within blocks that are visible in part.
         Raises ValueError or TypeError for wrong arguments, tandem.Unsupported for what a GPU does not serve.
         """
-        sizes = tuple(int(x) for x in (batch, heads, seqlen_q, seqlen_k, *BLOCK_SIZE))
+        names = ("batch", "heads", "seqlen_q", "seqlen_k", "BLOCK_SIZE[0]", "BLOCK_SIZE[1]")
+        given = (batch, heads, seqlen_q, seqlen_k, *BLOCK_SIZE)
+        sizes = tuple(_arrays.integer(x, name) for name, x in zip(names, given))
         return cls(**made_lists(mask_mod, sizes, device, by_keys=False), BLOCK_SIZE=sizes[4:])
 
 

@@ -211,3 +211,19 @@ def test_shards_have_gradients():
     shards = [plan.shard(x, rank, keys=True) for rank in range(3)]
     plan.unshard(shards, keys=True).sum().backward()
     assert torch.equal(x.grad, torch.ones(7, 2))
+
+
+def test_varlen_drop_ins_refuse_rows_of_no_sequence():
+    from tandem import ring_flash_attn
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        q = torch.randn(16, 2, 8)
+        for name in ("ring", "zigzag_ring"):
+            function = getattr(ring_flash_attn, f"{name}_flash_attn_varlen_func")
+            with pytest.raises(ValueError, match="rows"):
+                function(q, q, q, torch.tensor([0, 9], dtype=torch.int32), 9)
+        out = ring_flash_attn.ring_flash_attn_varlen_func(q, q, q, torch.tensor([0, 9, 16], dtype=torch.int32), 9)
+        assert out.shape == q.shape
+    finally:
+        torch.distributed.destroy_process_group()

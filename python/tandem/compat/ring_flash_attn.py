@@ -76,6 +76,10 @@ def _each_sequence(
     qkv: tuple[Any, ...], lengths: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Computes sequence after sequence: no plan has a contiguous part of each sequence on each rank."""
+    rows = sum(lengths) // arguments[0]
+    for name, x in zip("qkv", qkv):
+        if x.shape[0] != rows:
+            raise ValueError(f"cu_seqlens[-1] ({rows}) must be the rows of {name} ({x.shape[0]}): extend cu_seqlens")
     results, begin = [], 0
     for n, length in enumerate(lengths):
         rows = slice(begin, begin + length // arguments[0])

@@ -30,6 +30,8 @@ from tandem._binding import (
 from tandem._binding import merge as merge_into
 from tandem._options import OPTIONS, TENSORS
 
+_WRITTEN = ("out", "max_scores")
+
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch_api, once torch is loaded
 
@@ -461,12 +463,14 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
     call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
     call_args.update((name, _score_mod.bound(given[name], name)) for name in _score_mod.MODS if given[name] is not None)
+    call_args.update((name, number_of(given[name], name)) for name in ("softmax_scale", "softcap", "dropout_p"))
+    call_args["alibi_slopes"] = slopes_of(given["alibi_slopes"])
     check_mask(call_args["causal"], call_args["alignment"])
     if offset is not None:
         call_args.update(diagonal_of(offset, call_args["alignment"]))
     if given["block_mask"] is not None:
         call_args.update(blocks_of(given["block_mask"]))
-    call_args["float32_out"] = is_float32(out_dtype)
+    call_args["float32_out"] = is_float32(out_dtype, given["out"])
     if call_args["seed"] is not None:
         call_args["seed"] = seed_of(call_args["seed"], q)
     if call_args["window"] is not None:
@@ -482,6 +486,8 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))
     call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
+    if call_args["q"] is given["q"] and not backward:  # not padded
+        call_args.update((name, _arrays.view(given[name], name)) for name in _WRITTEN if given[name] is not None)
     if backward:
         call_args.update(dout=call_args["out"], dq=call_args["q"], dk=call_args["k"], dv=call_args["v"])
         like = use_torch().new_gradient if _arrays.is_torch(q) else _arrays.new_gradient

@@ -122,3 +122,19 @@ def test_max_scores_under_autocast_belong_to_the_rounded_tensors(random):
     rounded = [x.bfloat16().double().transpose(1, 2) for x in (q, k)]
     expected = (rounded[0] @ rounded[1].mT).amax(-1) / 4
     torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_checks_read_results_and_numbers(random):
+    q = random(2, 3, HEADS, DIM)
+    bad = (
+        {"out": new(2, 3, HEADS, 8)}, {"out": new(2, 3, HEADS, DIM, dtype=torch.int32)}, {"max_scores": new(2, 3, 5)},
+        {"out": new(2, 3, HEADS, DIM, dtype=torch.float64), "out_dtype": torch.float32},
+        {"softmax_scale": torch.ones((), requires_grad=True)}, {"alibi_slopes": new(HEADS).requires_grad_()},
+    )  # fmt: skip
+    for options in bad:
+        with pytest.raises((ValueError, tandem.Unsupported)) as attention:
+            tandem.attention(q, q, q, **options)
+        with pytest.raises(attention.type) as check:
+            tandem.check("forward", q, q, q, **options)
+        assert str(check.value) == str(attention.value)
+    tandem.check("forward", q, q, q, out=new(2, 3, HEADS, DIM), max_scores=new(2, HEADS, 3))

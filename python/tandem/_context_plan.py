@@ -125,6 +125,11 @@ class ContextPlan:
         self._tokens: dict[tuple[int, bool], tuple[np.ndarray, np.ndarray]] = {}
         weakref.finalize(self, _library.tandem_cp_plan_destroy, handle)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles create the plan from its arguments, because each plan owns its handle."""
+        lens, others = self._lens, {"layout": self.layout, "chunk": self.chunk}
+        return _created, ((lens[0], self.ranks), {"seqlens_k": lens[1], **others, **self._mask})
+
     def __repr__(self) -> str:
         return (
             f"ContextPlan({self._lens[0].size} documents, {self._lens[0].sum()} tokens, {self.ranks} ranks, "
@@ -228,6 +233,10 @@ class ContextPlan:
         group = _context_transport.checked_group(group, x.device.type)
         rows = [self.rows(rank)[keys] for rank in range(self.ranks)]
         return self.unshard(_context_transport.collect(x, rows, dim, group), dim=dim, keys=keys)
+
+
+def _created(arguments: tuple[Any, ...], options: dict[str, Any]) -> ContextPlan:
+    return ContextPlan(*arguments, **options)
 
 
 def _take(x: Any, indices: np.ndarray, dim: int) -> Any:

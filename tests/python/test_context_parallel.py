@@ -1,8 +1,11 @@
 """Context parallelism over torch process groups of gloo. context_parallel_ranks.py has the cases."""
 
+import copy
+import gc
 import json
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -79,6 +82,16 @@ def test_plans_are_equal_if_their_arguments_are():
     assert plan.hash != tandem.ContextPlan([9, 4], 2, causal=True, chunk=2).hash
     assert repr(plan) == "ContextPlan(2 documents, 13 tokens, 2 ranks, layout='balanced', chunk=0)"
     assert sum(plan.rows(rank)[0] for rank in range(2)) == 13
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_copies_own_their_plan(copied):
+    plan = tandem.ContextPlan([7, 9], 2, seqlens_k=[8, 9], causal=True, window=(3, 0), layout="zigzag", chunk=4)
+    facts = plan.hash, [plan.rows(rank) for rank in range(2)]
+    other = copied(plan)
+    del plan
+    gc.collect()
+    assert (other.hash, [other.rows(rank) for rank in range(2)]) == facts and other.window == (3, 0)
 
 
 def test_executions_are_chosen_by_predicted_time():

@@ -49,7 +49,8 @@ def append_kv(
     single_q_position : all queries of a sequence have the position of its first new key.
 
     The CPU refuses a slot, place or position outside the cache or the tables before it writes anything. A GPU skips
-    such a key, does not rotate at such a position, and never waits. The function has no gradient.
+    such a key, does not rotate at such a position, and never waits. The CPU also refuses two new keys that differ and
+    have one place. The function has no gradient: outside of torch.no_grad() it refuses tensors that require one.
     """
     arrays = {name: x for name, x in locals().items() if name in _arrays.APPEND_TENSORS}
     flags = bool(rotary_interleaved), bool(single_q_position)

@@ -251,3 +251,26 @@ def test_packed_rows_of_a_batch_and_gradients():
     positions[0, 3:] = torch.arange(3, 8)  # an in-place write, which must be read again
     changed = ours(input_ids=ids, position_ids=positions)[0]
     assert not torch.allclose(changed[0], got[0]) and torch.allclose(changed[1], got[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Qwen2"])
+def test_windowed_layers_separate_packed_documents_as_other_layers_do(kind, cached):
+    sizes = {
+        "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "sliding_window": 4, "max_position_embeddings": 64,
+    }  # fmt: skip
+    if kind == "Qwen2":
+        sizes.update(use_sliding_window=True, max_window_layers=1)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    torch.manual_seed(0)
+    eager = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="tandem").eval()
+    ours.load_state_dict(eager.state_dict())
+    ids = torch.randint(3, 61, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    with torch.no_grad():
+        alone = torch.cat([eager(input_ids=x).logits for x in ids.split(LENGTHS, 1)], 1)
+        for mask in (None, torch.ones_like(ids)):
+            got = ours(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cached).logits
+            torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-5)

@@ -157,6 +157,7 @@ def _packed(segments: torch.Tensor) -> Options:
     }
 
 
+_WINDOW = {"causal", "alignment", "window"}  # options without tensors
 _known_positions = WeakIdKeyDictionary()  # by position_ids: version, batch, and the options
 
 
@@ -378,7 +379,8 @@ def tandem_attention(
     else:
         whole = attention_mask.whole() if isinstance(attention_mask, CompactMask) else attention_mask
         options = {"bias": whole}
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and options.keys() <= {"causal", "alignment", "window"}:
+    by_positions = False
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and options.keys() <= _WINDOW:
         options = {
             **options,
             "cu_seqlens_q": cu_seq_lens_q.to(torch.int32),
@@ -386,9 +388,10 @@ def tandem_attention(
             "max_seqlen_q": query.shape[0] * query.shape[2] if max_length_q is None else int(max_length_q),
             "max_seqlen_k": key.shape[0] * key.shape[2] if max_length_k is None else int(max_length_k),
         }
-    elif attention_mask is None and kwargs.get("position_ids") is not None and kwargs.get("read_index") is None:
-        options = {**options, **_options_of_positions(module, kwargs["position_ids"], query, key)}
-    if position_bias is not None and attention_mask is None and "cu_seqlens_q" in options:
+    elif options.keys() <= _WINDOW and not isinstance(attention_mask, BlockMask) and kwargs.get("read_index") is None:
+        found = _options_of_positions(module, kwargs.get("position_ids"), query, key)
+        options, by_positions = {**options, **found}, bool(found)
+    if position_bias is not None and (attention_mask is None or by_positions) and "cu_seqlens_q" in options:
         raise tandem.Unsupported(
             "position_bias cannot be combined with packed sequences (cu_seq_lens_q or position_ids), because packed "
             "calls take no bias: pass an attention_mask instead"

@@ -150,8 +150,12 @@ typedef struct tandem_cp_args {
   /* The rank's rows: q, out, dout and dq (q_rows, heads_q, ...), k, v, dk and dv (k_rows, heads_k, ...), lse and dlse
    * (heads_q, q_rows). sink and dsink are whole: every rank passes the same sink and receives the whole dsink. The mask
    * and the lengths are the plan's. Served options: softmax_scale, softcap, alibi_slopes (heads_q) or (documents,
-   * heads_q), sink, dropout, and score_mod and mask_mod without gradients of their tensors. Positions, sequences and
-   * heads are the plan's documents and the whole call's. All other options are refused. */
+   * heads_q), bias, sink, dropout, and score_mod and mask_mod without gradients of their tensors. Positions, sequences
+   * and heads are the plan's documents and the whole call's. All other options are refused.
+   *
+   * bias and dbias: (heads_q|1, q_rows, keys). Column j is for key j of the row's document. All ranks pass equal
+   * numbers of columns, at least the longest document's keys. The last stride is 1; equal rows of bias may have stride
+   * 0. dbias sums over heads if bias has one, and is 0 in columns without a visible key. */
   const tandem_attention_args* attention;
 } tandem_cp_args;
 

@@ -37,6 +37,10 @@ TANDEM_DEVICE void load_columns(const void* data, ElementType type, i64 at, int 
 #pragma unroll
     for (int n = 0; n < MergeParams::kColumns; ++n) {
       if (n >= count) break;
+      if (type == ElementType::boolean) {
+        x[n] = static_cast<const unsigned char*>(data)[at + n] != 0 ? 1.0f : 0.0f;
+        continue;
+      }
       x[n] = type == ElementType::f16 ? load_element<true>(data, at + n, false)
                                       : load_element<false>(data, at + n, type == ElementType::f32);
     }
@@ -65,6 +69,8 @@ TANDEM_DEVICE void store_columns(void* data, ElementType type, i64 at, int count
     if (n >= count) break;
     if (type == ElementType::f32) {
       static_cast<float*>(data)[at + n] = x[n];
+    } else if (type == ElementType::boolean) {
+      static_cast<unsigned char*>(data)[at + n] = x[n] != 0;
     } else {
       static_cast<u16*>(data)[at + n] = to_half(x[n], type);
     }

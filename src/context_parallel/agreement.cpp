@@ -25,6 +25,10 @@ uint64_t hash_of(const ShardCall& call, int32_t execution) {
   for (const HeadView* v : {&p.sink, &p.dsink, &p.alibi_slopes}) {
     hash.add(v->present ? 1 + static_cast<int64_t>(v->dtype) : int64_t{0});
   }
+  for (const BiasView* v : {&p.bias, &p.dbias}) {
+    hash.add(v->present ? 1 + static_cast<int64_t>(v->dtype) : int64_t{0});
+    if (*v) hash.add(v->shape[1] << 32 | v->shape[3]);
+  }
   hash.add(p.dropout.p);
   hash.add(static_cast<int64_t>(p.dropout.seed));
   hash.add(static_cast<int64_t>(p.dropout.offset));

@@ -1,4 +1,5 @@
 #include "base/text.h"
+#include "context_parallel/bias.h"
 #include "context_parallel/execution.h"
 #include "context_parallel/key_gradients.h"
 
@@ -63,10 +64,12 @@ class BackwardRounds {
         runner_(call),
         exchange_(call, batches_),
         dq_(call),
+        dbias_(call),
         own_(call) {}
 
   Status run() {
     TANDEM_TRY(dq_.clear());
+    TANDEM_TRY(dbias_.clear());
     TANDEM_TRY(own_.clear());
     std::vector<RoundKeys> batch;
     for (int32_t n = 0; n < batches_.count(); ++n) {
@@ -89,12 +92,14 @@ class BackwardRounds {
  private:
   Status compute(const RoundKeys& keys, RoundGradients& gradients) {
     for (const ContextStep& s : call_.plan->steps_between(call_.rank, keys.peer)) {
-      const int64_t k_row = keys.places.row(s.k);
-      Problem p = runner_.problem_of(s, dq_.row(s), from_row(keys.k, k_row), from_row(keys.v, k_row));
+      const int64_t q_row = dq_.row(s), k_row = keys.places.row(s.k);
+      Problem p = runner_.problem_of(s, q_row, from_row(keys.k, k_row), from_row(keys.v, k_row));
       TANDEM_TRY(dq_.bind(s, &p));
+      TANDEM_TRY(dbias_.bind(s, q_row, &p));
       TANDEM_TRY(gradients.bind(s, &p));
       TANDEM_TRY(runner_.run(p));
       TANDEM_TRY(dq_.add(s));
+      TANDEM_TRY(dbias_.add(s, q_row));
       TANDEM_TRY(gradients.add(s));
     }
     return {};
@@ -124,6 +129,7 @@ class BackwardRounds {
   StepRunner runner_;
   KeyExchange exchange_;
   QueryGradients dq_;
+  BiasGradient dbias_;
   OwnKeyGradients own_;
   Exchange returns_;
 };

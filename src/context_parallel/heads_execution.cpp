@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <deque>
 
 #include "base/text.h"
+#include "context_parallel/bias.h"
 #include "context_parallel/execution.h"
 #include "context_parallel/heads.h"
 #include "context_parallel/transport.h"
@@ -35,6 +37,8 @@ struct MovedTensor {
   bool of_keys = false;
   int64_t dim = 1;
   bool adds = false;  // to_tokens() adds to the shard
+  // A bias of all heads: every message has its one head, or its gradient is the sum of the heads of all messages.
+  bool has_one_head = false, sums_heads = false;
 };
 
 // Moves tensors between the two divisions. A message has the rows of one rank and the heads of another.
@@ -54,6 +58,10 @@ class HeadExchange {
   }
 
   const HeadShare& own() const { return shares_[static_cast<size_t>(call_.rank)]; }
+  static int64_t heads_of(const MovedTensor& t, const HeadShare& share) {
+    if (t.of_keys) return share.k_heads();
+    return t.has_one_head ? std::min<int64_t>(1, share.q_heads()) : share.q_heads();
+  }
   int64_t rows(bool of_keys) const { return of_keys ? k_rows_ : q_rows_; }
 
   Status to_heads(const std::vector<MovedTensor>& tensors) { return move(tensors, true); }
@@ -100,12 +108,11 @@ class HeadExchange {
 
   // The rows of this rank and the heads of a peer.
   RowShape shard_shape(const MovedTensor& t, int32_t peer) const {
-    const HeadShare& share = shares_[static_cast<size_t>(peer)];
-    return {layout_of(t).tokens(call_.rank), t.of_keys ? share.k_heads() : share.q_heads(), t.dim};
+    return {layout_of(t).tokens(call_.rank), heads_of(t, shares_[static_cast<size_t>(peer)]), t.dim};
   }
   // The rows of a peer and the heads of this rank.
   RowShape whole_shape(const MovedTensor& t, int32_t peer) const {
-    return {layout_of(t).tokens(peer), t.of_keys ? own().k_heads() : own().q_heads(), t.dim};
+    return {layout_of(t).tokens(peer), heads_of(t, own()), t.dim};
   }
   const ShardLayout& layout_of(const MovedTensor& t) const {
     return t.of_keys ? call_.plan->keys() : call_.plan->queries();
@@ -116,7 +123,9 @@ class HeadExchange {
     const RowShape shape = shard_shape(t, peer);
     if (shape.bytes(t.shard.dtype) == 0) return {};
     const View message = compact_view(at, t.shard.dtype, shape);
-    const View shard = from_head(t.shard, t.of_keys ? share.k_begin() : share.q_begin());
+    if (t.sums_heads) return add_heads(call_.engine, message, t.shard, shape);
+    const int64_t head = t.has_one_head ? 0 : t.of_keys ? share.k_begin() : share.q_begin();
+    const View shard = from_head(t.shard, head);
     if (to_message) return call_.engine.copy(shard, message, shape);
     return t.adds ? call_.engine.add(message, shard, shape) : call_.engine.copy(message, shard, shape);
   }
@@ -152,8 +161,9 @@ class HeadsRun {
     add(&Problem::q, p.q, p.head_dim, &inputs_);
     add(&Problem::k, p.k, p.head_dim, &inputs_);
     add(&Problem::v, p.v, p.head_dim_v, &inputs_);
+    if (p.bias) add_bias();
     if (p.pass == TANDEM_FORWARD) {
-      TANDEM_TRY(exchange_.to_heads(inputs_));
+      TANDEM_TRY(to_heads());
       add(&Problem::out, p.out, p.head_dim_v, &outputs_);
       add(&Problem::lse, p.lse, 1, &outputs_);
       TANDEM_TRY(compute());
@@ -163,18 +173,21 @@ class HeadsRun {
     add(&Problem::lse, p.lse, 1, &inputs_);
     add(&Problem::dout, p.dout, p.head_dim_v, &inputs_);
     add(&Problem::dlse, p.dlse, 1, &inputs_);
-    TANDEM_TRY(exchange_.to_heads(inputs_));
+    TANDEM_TRY(to_heads());
     // Ranks that share a key head each have a part of its gradient.
     const int64_t rows = call_.plan->keys().tokens(call_.rank);
     RowBuffer dk(call_.engine, kSumType, call_.k_shape(rows)), dv(call_.engine, kSumType, call_.v_shape(rows));
     TANDEM_TRY(dk.clear());
     TANDEM_TRY(dv.clear());
-    // Sums precede a dq of 16 bits in a message, so that they are aligned.
     add(&Problem::dk, dk.view(), p.head_dim, &outputs_);
     add(&Problem::dv, dv.view(), p.head_dim_v, &outputs_);
     add(&Problem::dq, p.dq, p.head_dim, &outputs_);
+    RowBuffer dbias;
+    TANDEM_TRY(add_bias_gradient(&dbias));
     TANDEM_TRY(compute());
+    align(&outputs_);
     TANDEM_TRY(exchange_.to_tokens(outputs_));
+    if (dbias.shape().rows > 0) TANDEM_TRY(call_.engine.copy(dbias.view(), rows_of(p.dbias), dbias.shape()));
     TANDEM_TRY(call_.engine.copy(dk.view(), p.dk, dk.shape()));
     return call_.engine.copy(dv.view(), p.dv, dv.shape());
   }
@@ -190,6 +203,48 @@ class HeadsRun {
     buffers_.push_back(RowBuffer(call_.engine, shard.dtype, {exchange_.rows(of_keys), heads, dim}));
     whole_.*member = buffers_.back().view();
     list->push_back({shard, whole_.*member, of_keys, dim, sums});
+  }
+
+  // Adds the bias with its rows of all tokens. A bias of all heads stays one head.
+  void add_bias() {
+    const BiasView& bias = call_.problem.bias;
+    MovedTensor moved{rows_of(bias), {}, false, bias.shape[3], false, bias.shape[1] == 1, false};
+    const int64_t heads = HeadExchange::heads_of(moved, exchange_.own());
+    buffers_.push_back(RowBuffer(call_.engine, bias.dtype, {exchange_.rows(false), heads, moved.dim}));
+    moved.whole = buffers_.back().view();
+    whole_.bias = bias_over(moved.whole, buffers_.back().shape());
+    inputs_.push_back(moved);
+  }
+
+  // Adds dbias. A bias of all heads has one gradient a head, which to_tokens() adds to `sum`.
+  Status add_bias_gradient(RowBuffer* sum) {
+    const BiasView& dbias = call_.problem.dbias;
+    if (!dbias) return {};
+    MovedTensor moved{rows_of(dbias), {}, false, dbias.shape[3]};
+    moved.sums_heads = dbias.shape[1] == 1 && call_.problem.heads_q > 1;
+    if (moved.sums_heads) {
+      *sum = RowBuffer(call_.engine, kSumType, shape_of(dbias));
+      TANDEM_TRY(sum->clear());
+      moved.shard = sum->view();
+    }
+    const int64_t heads = exchange_.own().q_heads();
+    buffers_.push_back(RowBuffer(call_.engine, moved.shard.dtype, {exchange_.rows(false), heads, moved.dim}));
+    moved.whole = buffers_.back().view();
+    whole_.dbias = bias_over(moved.whole, buffers_.back().shape());
+    outputs_.push_back(moved);
+    return {};
+  }
+
+  // Larger elements come first in a message, so that all are aligned.
+  static void align(std::vector<MovedTensor>* tensors) {
+    std::stable_sort(tensors->begin(), tensors->end(), [](const MovedTensor& a, const MovedTensor& b) {
+      return size_of(a.shard.dtype) > size_of(b.shard.dtype);
+    });
+  }
+
+  Status to_heads() {
+    align(&inputs_);
+    return exchange_.to_heads(inputs_);
   }
 
   Status compute() {
@@ -218,6 +273,12 @@ class HeadsRun {
     for (View* v : {&p.k, &p.v, &p.dk, &p.dv}) *v = from_head(*v, run.k_begin - exchange_.own().k_begin());
     p.sink = from_head(p.sink, run.q_begin);
     p.alibi_slopes = from_head(p.alibi_slopes, run.q_begin);
+    for (BiasView* bias : {&p.bias, &p.dbias}) {
+      if (!*bias || bias->shape[1] == 1) continue;
+      bias->data += (run.q_begin - exchange_.own().q_begin()) * bias->stride[1] * size_of(bias->dtype);
+      bias->shape[1] = p.heads_q;
+      if (p.heads_q == 1) bias->stride[1] = 0;
+    }
     return p;
   }
 

@@ -1,5 +1,6 @@
 #include "context_parallel/read_call.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/text.h"
@@ -22,9 +23,8 @@ constexpr TensorField kPlanTensors[] = {{"cu_seqlens_q", &Args::cu_seqlens_q},
                                         {"cu_seqlens_k", &Args::cu_seqlens_k},
                                         {"diagonal_offsets", &Args::diagonal_offsets},
                                         {"places", &Args::places}};
-constexpr TensorField kUnserved[] = {{"bias", &Args::bias},
-                                     {"dbias", &Args::dbias},
-                                     {"seqused_q", &Args::seqused_q},
+constexpr TensorField kBiasTensors[] = {{"bias", &Args::bias}, {"dbias", &Args::dbias}};
+constexpr TensorField kUnserved[] = {{"seqused_q", &Args::seqused_q},
                                      {"seqused_k", &Args::seqused_k},
                                      {"page_table", &Args::page_table},
                                      {"kv_num_blocks", &Args::kv_num_blocks},
@@ -88,12 +88,13 @@ Status refuse_captured(const Args& a) {
 // Tensors of one sequence in the form of a dense call, which make_problem() checks.
 class DenseArgs {
  public:
-  Status add(const TensorField& field, int32_t ndim) {
+  // form: the names of the dimensions.
+  Status add(const TensorField& field, int32_t ndim, const char* form) {
     const tandem_tensor* tensor = args.*field.field;
     if (tensor == nullptr) return {};
     if (tensor->ndim != ndim || tensor->shape == nullptr) {
       return Status::invalid(str_cat("attention.", field.name, " (", tensor->ndim, " dimensions) must have ", ndim,
-                                     ndim == 3 ? ": pass (rows, heads, head_dim)" : ": pass (heads, rows)"));
+                                     ": pass (", form, ")"));
     }
     std::array<int64_t, 8>& sizes = sizes_[count_];
     tandem_tensor& dense = tensors_[count_++];
@@ -142,7 +143,7 @@ class DenseArgs {
   Args args{};
 
  private:
-  static constexpr size_t kMost = std::size(kRowTensors) + std::size(kLseTensors) + 1;
+  static constexpr size_t kMost = std::size(kRowTensors) + std::size(kLseTensors) + std::size(kBiasTensors) + 1;
   size_t count_ = 0;
   std::array<tandem_tensor, kMost> tensors_{};
   std::array<std::array<int64_t, 8>, kMost> sizes_{};  // shape and strides
@@ -154,14 +155,17 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_de
   DenseArgs dense;
   TANDEM_TRY(read_args(args, &dense.args));
   TANDEM_TRY(refuse_options(dense.args));
-  for (const TensorField& field : kRowTensors) TANDEM_TRY(dense.add(field, 3));
-  for (const TensorField& field : kLseTensors) TANDEM_TRY(dense.add(field, 2));
+  for (const TensorField& field : kRowTensors) TANDEM_TRY(dense.add(field, 3, "rows, heads, head_dim"));
+  for (const TensorField& field : kLseTensors) TANDEM_TRY(dense.add(field, 2, "heads, rows"));
+  for (const TensorField& field : kBiasTensors) TANDEM_TRY(dense.add(field, 3, "heads, rows, keys"));
   int64_t document_stride = 0;
   TANDEM_TRY(dense.add_slopes(*call->plan, &document_stride));
   dense.args.max_seqlen_q = dense.args.max_seqlen_k = 0;
   PlaceTensor place(*call, device);
   if (reads_places(dense.args, *call->plan)) dense.args.places = place.get();
-  TANDEM_TRY(make_problem(pass, &dense.args, device, true, &call->problem));
+  int64_t keys = 0;
+  for (const PackedDocument& d : call->plan->documents()) keys = std::max(keys, d.k_len);
+  TANDEM_TRY(make_shard_problem(pass, dense.args, device, keys, &call->problem));
   TANDEM_TRY(refuse_captured(dense.args));
   call->heads_q = call->problem.heads_q;
   if (call->problem.dtype == DType::f64) {

@@ -28,6 +28,7 @@ struct RowTensor {
   }
 
   static tandem_dtype dtype_of(DType t) {
+    if (t == DType::boolean) return {TANDEM_BOOL, 8, 1};
     const auto bits = static_cast<uint8_t>(8 * size_of(t));
     return {static_cast<uint8_t>(t == DType::bf16 ? TANDEM_BFLOAT : TANDEM_FLOAT), bits, 1};
   }
@@ -39,7 +40,7 @@ struct RowTensor {
 // lses: empty for a sum.
 Status run(const RowEngine& engine, std::vector<RowTensor>& outs, std::vector<RowTensor>& lses, const OutPart& result,
            const RowShape& shape) {
-  if (shape.rows == 0 || shape.heads == 0) return {};
+  if (shape.rows == 0 || shape.heads == 0 || shape.dim == 0) return {};
   MergeProblem m;
   m.sum = lses.empty();
   m.parts = std::ssize(outs);
@@ -90,6 +91,14 @@ Status RowEngine::fill(const View& to, const RowShape& shape, float value) const
   View constant = compact_view(memory.data(), DType::f32, {1, 1, 1});
   constant.row = constant.head = 0;
   return copy(constant, to, shape);
+}
+
+Status RowEngine::clear(const View& to, const RowShape& shape) const {
+  RowMemory memory(*this, RowShape{1, 1, shape.dim}.bytes(DType::f32));
+  TANDEM_TRY(memory.clear());
+  View zeros = compact_view(memory.data(), DType::f32, {1, 1, shape.dim});
+  zeros.row = zeros.head = 0;
+  return copy(zeros, to, shape);
 }
 
 Status RowEngine::merge(std::span<const OutPart> parts, const OutPart& result, const RowShape& shape) const {

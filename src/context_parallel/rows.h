@@ -55,6 +55,7 @@ struct RowEngine {
   Status add(const View& from, const View& to, const RowShape& shape) const;
   Status write(void* to, const void* from, size_t bytes) const;           // from the host
   Status fill(const View& to, const RowShape& shape, float value) const;  // shape.dim is 1
+  Status clear(const View& to, const RowShape& shape) const;              // sets the elements to 0
   // Merges parts in order. result may be one of the parts, and may have no lse.
   Status merge(std::span<const OutPart> parts, const OutPart& result, const RowShape& shape) const;
 };

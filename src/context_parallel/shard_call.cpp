@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "base/text.h"
+#include "context_parallel/bias.h"
 
 namespace tandem::context_parallel {
 PlacedRuns::PlacedRuns(const std::vector<TokenRange>& ranges) {
@@ -36,6 +37,8 @@ Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const Vie
   for (View* view : {&p.q, &p.out, &p.lse, &p.dout, &p.dlse}) *view = from_row(*view, q_row);
   p.dq = p.dk = p.dv = {};
   p.sink = p.dsink = {};
+  p.bias = bias_part(p.bias, step, q_row);
+  p.dbias = {};
   if (p.alibi_slopes) p.alibi_slopes.data += step.q.document * p.alibi_slopes.batch * size_of(p.alibi_slopes.dtype);
   p.bottom_right = false;
   p.diagonal_offset = clamp_diagonal(step.diagonal);

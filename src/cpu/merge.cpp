@@ -53,13 +53,22 @@ void merge_row(const MergeProblem& m, const Parts& parts, int64_t b, int64_t i, 
   std::memcpy(m.lse.at(b, i, h), &rounded, sizeof rounded);
 }
 
+// A row of a bias is longer than kMaxHeadDim. A boolean row is a copy.
 void sum_row(const MergeProblem& m, const Parts& parts, int64_t b, int64_t i, int64_t h) {
-  float out[kMaxHeadDim] = {}, from[kMaxHeadDim];
-  for (const auto& part : parts) {
-    kernels().load_row(part.out.dtype, part.out.at(b, i, h), m.head_dim, from);
-    for (int64_t c = 0; c < m.head_dim; ++c) out[c] += from[c];
+  if (m.out.dtype == DType::boolean) {
+    std::memcpy(m.out.at(b, i, h), parts[0].out.at(b, i, h), static_cast<size_t>(m.head_dim));
+    return;
   }
-  kernels().store_row(m.out.dtype, out, m.head_dim, m.out.at(b, i, h));
+  for (int64_t first = 0; first < m.head_dim; first += kMaxHeadDim) {
+    const int64_t columns = std::min(kMaxHeadDim, m.head_dim - first);
+    float out[kMaxHeadDim] = {}, from[kMaxHeadDim];
+    for (const auto& part : parts) {
+      const std::byte* at = part.out.at(b, i, h) + first * size_of(part.out.dtype);
+      kernels().load_row(part.out.dtype, at, columns, from);
+      for (int64_t c = 0; c < columns; ++c) out[c] += from[c];
+    }
+    kernels().store_row(m.out.dtype, out, columns, m.out.at(b, i, h) + first * size_of(m.out.dtype));
+  }
 }
 
 }  // namespace

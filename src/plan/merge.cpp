@@ -14,13 +14,15 @@ constexpr int64_t kBlocksOfSm = 16;  // CTAs resident on an SM
 StridedRows tensor_of(const View& view) { return {view.data, view.batch, view.row, view.head}; }
 
 ElementType type_of(DType type) {
+  if (type == DType::boolean) return ElementType::boolean;
   return type == DType::f32 ? ElementType::f32 : type == DType::f16 ? ElementType::f16 : ElementType::bf16;
 }
 
 // Returns true if each run of kColumns columns is aligned to its size.
 bool is_aligned(const View& view) {
   constexpr int64_t step = MergeParams::kColumns;
-  return reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(step * size_of(view.dtype)) == 0 &&
+  return view.dtype != DType::boolean &&
+         reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(step * size_of(view.dtype)) == 0 &&
          view.batch % step == 0 && view.row % step == 0 && view.head % step == 0;
 }
 

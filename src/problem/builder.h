@@ -42,6 +42,7 @@ class ProblemBuilder {
   Status read_results();
   Status read_gradients();
   Status read_bias();
+  Status check_bias_shape() const;
   Status read_per_head();
   Status read_used_lengths();
   Status read_places();
@@ -85,6 +86,7 @@ class ProblemBuilder {
   bool given(Field field) const { return args_.*field != nullptr; }
   bool on_cpu() const { return mode_.device.type == TANDEM_CPU; }
   bool backward() const { return mode_.pass == TANDEM_BACKWARD; }
+  bool is_shard() const { return mode_.bias_keys >= 0; }
   bool paged() const { return given(&Args::page_table); }
   bool packed() const { return given(&Args::cu_seqlens_q); }
 

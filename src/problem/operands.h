@@ -107,6 +107,7 @@ struct ReadMode {
   tandem_pass pass;
   tandem_device device;
   bool with_data;
+  int64_t bias_keys = -1;  // a shard of context parallelism: the longest document
 };
 
 // Checks the tensor against the rule and the rules of all tensors: device, sizes, strides, overflow and, with data,

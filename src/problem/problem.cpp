@@ -78,6 +78,13 @@ Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, 
   return ProblemBuilder(known, {.pass = pass, .device = device, .with_data = with_data}, problem).build();
 }
 
+Status make_shard_problem(tandem_pass pass, const tandem_attention_args& args, tandem_device device, int64_t bias_keys,
+                          Problem* problem) {
+  *problem = {};
+  return ProblemBuilder(args, {.pass = pass, .device = device, .with_data = true, .bias_keys = bias_keys}, problem)
+      .build();
+}
+
 Sequence sequence_of(const Problem& p, int64_t b) {
   Sequence s;
   s.batch_index = b;

@@ -205,6 +205,11 @@ Status read_args(const tandem_attention_args* from, tandem_attention_args* args)
 Status make_problem(const tandem_pass& pass, const tandem_attention_args* args, tandem_device device, bool with_data,
                     Problem* problem);
 
+// Checks the call of a rank in context parallelism, whose tensors hold the rank's rows as one sequence. A bias has
+// the rank's queries as rows, and a column for each of `bias_keys` positions of a document's keys, or more columns.
+Status make_shard_problem(tandem_pass pass, const tandem_attention_args& args, tandem_device device, int64_t bias_keys,
+                          Problem* problem);
+
 // Checks the values of index tensors, which are in host memory.
 Status check_values(const Problem& problem);
 

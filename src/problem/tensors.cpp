@@ -243,26 +243,38 @@ Status ProblemBuilder::read_bias() {
     return Status::invalid("bias must be NULL with cu_seqlens_q: pass dense tensors with seqused_q and seqused_k");
   }
   const DTypes dtypes = only(DType::f32) | only(p_.dtype) | only(DType::boolean);
-  TANDEM_TRY(read(&Args::bias, dtypes, "convert the bias to one of these types",
-                  {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}}));
+  constexpr Dim dims[] = {{"batch"}, {"heads"}, {"seqlen_q"}, {"seqlen_k"}};
+  TANDEM_TRY(read(&Args::bias, dtypes, "convert the bias to one of these types", dims, "", is_shard()));
+  TANDEM_TRY(check_bias_shape());
+  p_.bias = bias_view_of(operand(&Args::bias));
+  if (!backward() || !given(&Args::dbias)) return {};
+  if (p_.bias.boolean()) {
+    return Status::invalid("dbias must be NULL when bias.dtype is bool: pass NULL, because a mask has no gradient");
+  }
+  TANDEM_TRY(read_like(&Args::dbias, &Args::bias, p_.bias.dtype, is_shard()));
+  p_.dbias = bias_view_of(operand(&Args::dbias));
+  return {};
+}
+
+Status ProblemBuilder::check_bias_shape() const {
   const Operand& bias = operand(&Args::bias);
   const struct {
     const char* name;
     int64_t size;
   } full[] = {{"q.batch", p_.batch}, {"q.heads", p_.heads_q}, {"q.seqlen", p_.seqlen_q}, {"k.seqlen", p_.seqlen_k}};
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < (is_shard() ? 2 : 4); ++i) {
     if (bias.shape[i] == 1 || bias.shape[i] == full[i].size) continue;
     return Status::invalid(str_cat("bias.", bias.dim_name[i], " (", bias.shape[i], ") must be 1 or equal ",
                                    full[i].name, " (", full[i].size, "): slice or expand this dimension"));
   }
-  p_.bias = bias_view_of(bias);
-  if (!backward() || !given(&Args::dbias)) return {};
-  if (p_.bias.boolean()) {
-    return Status::invalid("dbias must be NULL when bias.dtype is bool: pass NULL, because a mask has no gradient");
+  if (!is_shard()) return {};
+  if (bias.shape[2] != p_.seqlen_q) {
+    return Status::invalid(str_cat("bias.seqlen_q (", bias.shape[2], ") must equal the ", p_.seqlen_q,
+                                   " q rows of the rank: pass the rows of the rank's queries"));
   }
-  TANDEM_TRY(read_like(&Args::dbias, &Args::bias, p_.bias.dtype, false));
-  p_.dbias = bias_view_of(operand(&Args::dbias));
-  return {};
+  if (bias.shape[3] >= mode_.bias_keys) return {};
+  return Status::invalid(str_cat("bias.seqlen_k (", bias.shape[3], ") must be at least ", mode_.bias_keys,
+                                 ", the keys of the longest document: pass a column for each key position"));
 }
 
 Status ProblemBuilder::read_per_head() {

@@ -87,6 +87,26 @@ TEST(Ranks, QueriesAndKeysOfOtherLengths) {
   }
 }
 
+// A rank has the bias rows of its queries. Documents have other lengths than the batch.
+TEST(Ranks, Biases) {
+  const std::string lengths =
+      "--batch 4 --seqlen-q 30 --seqlen-k 41 --used-q 30,0,1,17 --used-k 41,9,1,17 --heads-q 4 --heads-k 2 ";
+  int32_t layout = 0;
+  for (const char* options :
+       {"--bias f32 --causal 1 --sink f32 --dlse 1", "--bias same --bias-shape b1ij --dtype bf16 --left 9 --right 3",
+        "--bias bool --causal 1", "--bias f32 --bias-shape b1ij --bias-inf 1 --alibi head --softcap 4",
+        "--bias f32 --dropout 0.2 --score-mod score*0.5+q/seqlen_k --gradients qkvbs"}) {
+    for (const int32_t execution : kExecutions) {
+      for (const int64_t chunk : {int64_t{0}, int64_t{8}}) {
+        for (const int32_t ranks : {1, 2, 3, 4}) {
+          layout = (layout + 1) % 5;
+          expect_accurate(lengths + options, {ranks, layout, execution, chunk});
+        }
+      }
+    }
+  }
+}
+
 // Ranks without queries, without keys or without heads still take part.
 TEST(Ranks, RanksWithoutWork) {
   for (const int32_t execution : kExecutions) {

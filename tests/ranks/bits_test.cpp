@@ -42,6 +42,10 @@ TEST(RankComplaints, CudnnFrontend752And1142OneDeviceReproducesTheBits) {
       {"--packed 1 --lengths-q 50,20 --lengths-k 50,20 --heads-q 4 --heads-k 2 --dropout 0.2 --mask-mod k<=q+head "
        "--score-mod score+q/seqlen_k --gradients qkvbs",
        16},
+      {"--batch 2 --seqlen-q 50 --seqlen-k 41 --used-q 50,21 --used-k 41,30 --heads-q 6 --heads-k 3 --causal 1 "
+       "--bias f32 --bias-shape b1ij",
+       16},
+      {"--batch 1 --seqlen-q 50 --seqlen-k 50 --heads-q 4 --heads-k 2 --dtype bf16 --bias same", 8},
       {"--packed 1 --lengths-q 700 --lengths-k 700 --heads-q 8 --heads-k 2 --head-dim 32 --head-dim-v 32 --causal 1",
        128},
   };

@@ -109,7 +109,6 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   static const tandem_mod_tensor captured{"t", &scalar, &scalar};
   static const tandem_mod mod{sizeof(tandem_mod), "score * t", nullptr, 0, &captured, 1};
   const std::vector<std::pair<std::string, AdjustArgs>> options = {
-      {"bias", [](tandem_attention_args& a) { a.bias = &tensor; }},
       {"score_mod.tensors.gradient", [](tandem_attention_args& a) { a.score_mod = &mod; }},
       {"kv_indices", [](tandem_attention_args& a) { a.kv_indices = &tensor; }},
       {"seqused_k", [](tandem_attention_args& a) { a.seqused_k = &tensor; }},
@@ -126,6 +125,50 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
     EXPECT_TRUE(contains(error, "attention." + name + " must be absent in context parallelism: ")) << error;
   }
   EXPECT_TRUE(contains(refusal(nullptr, std::string(kSmall) + " --dtype f64"), "q.dtype (float64) must be"));
+}
+
+// A bias of zeros, whose rows are equal by default.
+struct SmallBias {
+  SmallBias(std::vector<int64_t> sizes, std::vector<int64_t> steps = {0, 0, 1},
+            tandem_dtype dtype = {TANDEM_FLOAT, 32, 1})
+      : shape(std::move(sizes)), strides(std::move(steps)) {
+    static float values[2000];
+    tensor = {values, {TANDEM_CPU, 0}, static_cast<int32_t>(shape.size()), dtype, shape.data(), strides.data(), 0};
+  }
+  SmallBias(const SmallBias&) = delete;
+
+  std::vector<int64_t> shape, strides;
+  tandem_tensor tensor{};
+};
+
+// The small call has 29 queries, and at most 20 keys in a document.
+TEST(RankRefusals, BiasesOfOtherShapes) {
+  const auto error = [](const SmallBias& bias) {
+    return refusal([&](tandem_attention_args& a) { a.bias = &bias.tensor; });
+  };
+  EXPECT_EQ(error({{1, 29, 20}}), "");
+  EXPECT_EQ(error({{2, 29, 24}}), "");
+  EXPECT_TRUE(
+      contains(error({{29, 20}, {0, 1}}), "attention.bias (2 dimensions) must have 3: pass (heads, rows, keys)"));
+  EXPECT_TRUE(contains(error({{3, 29, 20}}), "bias.heads (3) must be 1 or equal q.heads (2)"));
+  EXPECT_TRUE(contains(error({{1, 1, 20}}), "bias.seqlen_q (1) must equal the 29 q rows of the rank"));
+  EXPECT_TRUE(contains(error({{1, 29, 19}}), "bias.seqlen_k (19) must be at least 20, the keys of the longest"));
+  EXPECT_TRUE(contains(error({{1, 29, 20}, {0, 1, 29}}), "must be 1: copy the tensor so that seqlen_k is contiguous"));
+  EXPECT_TRUE(contains(error({{1, 29, 20}, {0, 0, 1}, {TANDEM_INT, 32, 1}}), "bias.dtype (int32) must be"));
+}
+
+TEST(RankFaults, OtherBiasesAreAnErrorOnAllRanks) {
+  FaultyCall call;
+  const CpPlan plan = plan_of(call.problem, {2});
+  ThreadGroup group(2);
+  const auto errors = on_ranks(2, [&](int32_t rank) {
+    int64_t rows = 0;
+    tandem_cp_plan_rows(plan.get(), rank, &rows, nullptr);
+    const SmallBias bias({1, rows, rank == 1 ? 24 : 20});
+    return run_rank(call.problem, {plan.get(), group.transport(rank)},
+                    [&](tandem_attention_args& a) { a.bias = &bias.tensor; });
+  });
+  for (const std::string& error : errors) EXPECT_TRUE(contains(error, "of rank 1 must equal")) << error;
 }
 
 TEST(RankRefusals, PlansOfOtherGroups) {

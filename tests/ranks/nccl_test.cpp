@@ -132,6 +132,7 @@ struct SmallCall {
 std::vector<std::string> run_on(Clique& clique, const Problem& problem, const CpPlan& plan, int32_t execution,
                                 const AdjustArgs& adjust = nullptr) {
   const int32_t ranks = clique.transport(0)->ranks;
+  fill_unused(problem);
   return on_ranks(ranks, [&](int32_t rank) {
     return run_rank(problem, {plan.get(), clique.transport(rank), execution, the_gpu().context()}, adjust);
   });
@@ -235,6 +236,30 @@ TEST(RankGpu, StripedShardsReadPositions) {
   const Division division{3, TANDEM_CP_STRIPED, TANDEM_CP_RING, 0};
   const Verdict verdict = run_case(from_flags(flags), engine_on_gpus(division));
   EXPECT_EQ(verdict.failure + verdict.refusal, "");
+}
+
+// A rank has the bias rows of its queries.
+const char* const kBiasCase =
+    "--batch 2 --seqlen-q 90 --seqlen-k 130 --used-q 90,41 --used-k 130,41 --heads-q 2 --heads-k 1 --head-dim 64 "
+    "--head-dim-v 64 --dtype bf16 --align 8 --bias ";
+
+TEST(RankGpu, Biases) {
+  const std::pair<const char*, Division> cases[] = {
+      {"f32 --bias-shape b1ij --causal 1", {2, TANDEM_CP_BALANCED, TANDEM_CP_HEADS, 0}},
+      {"same", {2, TANDEM_CP_STRIPED, TANDEM_CP_RING, 0}},
+      {"bool", {2, TANDEM_CP_STRIPED, TANDEM_CP_HEADS, 0}}};
+  for (const auto& [bias, division] : cases) {
+    const Verdict verdict = run_case(from_flags(std::string(kBiasCase) + bias), engine_on_gpus(division));
+    EXPECT_EQ(verdict.failure + verdict.refusal, "") << bias;
+  }
+}
+
+TEST(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {
+  Instance in(from_flags(std::string(kBiasCase) + "f32 --bias-shape b1ij --causal 1"));
+  std::string error;
+  const std::vector<uint64_t> one = bits_on_gpus(in, {1, TANDEM_CP_CONTIGUOUS, TANDEM_CP_GATHER, 64}, &error);
+  EXPECT_EQ(bits_on_gpus(in, {2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 64}, &error), one);
+  EXPECT_EQ(error, "");
 }
 
 TEST(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {

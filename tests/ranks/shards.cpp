@@ -36,6 +36,7 @@ void fill_with_nan(const View& v, const RowShape& s) {
 }
 
 tandem_dtype c_dtype(DType t) {
+  if (t == DType::boolean) return {TANDEM_BOOL, 8, 1};
   const auto bits = static_cast<uint8_t>(8 * size_of(t));
   return {static_cast<uint8_t>(t == DType::bf16 ? TANDEM_BFLOAT : TANDEM_FLOAT), bits, 1};
 }
@@ -68,11 +69,14 @@ class Shards {
     args.dv = output(p.dv, true, dv);
     args.sink = heads(p.sink, 1);
     args.dsink = heads(p.dsink, 1);
+    args.bias = bias(p.bias, true);
+    args.dbias = bias(p.dbias, false);
     args.alibi_slopes = heads(p.alibi_slopes, p.alibi_slopes.batch != 0 ? p.batch : 1);
   }
 
   // Copies the results to the problem.
   void collect() {
+    if (p_.dbias) copy_bias(p_.dbias, false);
     for (auto& [view, buffer, keys] : outputs_) copy(view, buffer->view(), keys, buffer->shape(), false);
     for (int64_t h = 0; p_.dsink && h < p_.heads_q; ++h) {
       const View from = dsink_->view();
@@ -132,6 +136,35 @@ class Shards {
     outputs_.push_back({whole, &buffers_.back(), keys});
     return tensor;
   }
+  // The rows of the rank's queries: (heads, rows, keys).
+  const tandem_tensor* bias(const BiasView& whole, bool is_input) {
+    if (!whole) return nullptr;
+    const RowShape shape{std::ssize(documents_[0]), whole.shape[1], p_.seqlen_k};
+    buffers_.emplace_back(kHost, whole.dtype, shape);
+    const View v = buffers_.back().view();
+    if (is_input) {
+      bias_ = &buffers_.back();
+      copy_bias(whole, true);
+    } else {
+      dbias_ = &buffers_.back();
+      fill_with_nan(v, shape);
+    }
+    sizes_.push_back({shape.heads, shape.rows, shape.dim, v.head, v.row, 1});
+    return add(v.data, whole.dtype);
+  }
+  void copy_bias(const BiasView& whole, bool to_shard) {
+    RowBuffer& shard = to_shard ? *bias_ : *dbias_;
+    for (int64_t row = 0; row < shard.shape().rows; ++row) {
+      const auto n = static_cast<size_t>(row);
+      for (int64_t head = 0; head < shard.shape().heads; ++head) {
+        for (int64_t key = 0; key < shard.shape().dim; ++key) {
+          std::byte* at = whole.at(documents_[0][n], head, positions_[0][n], key);
+          std::byte* part = shard.view().at(0, row, head) + key * size_of(whole.dtype);
+          std::memcpy(to_shard ? part : at, to_shard ? at : part, static_cast<size_t>(size_of(whole.dtype)));
+        }
+      }
+    }
+  }
   const tandem_tensor* heads(const HeadView& whole, int64_t batch) {
     if (!whole) return nullptr;
     buffers_.emplace_back(kHost, whole.dtype, RowShape{batch, p_.heads_q, 1});
@@ -154,7 +187,7 @@ class Shards {
   std::deque<std::vector<int64_t>> sizes_;
   std::deque<tandem_tensor> tensors_;
   std::vector<Output> outputs_;
-  RowBuffer* dsink_ = nullptr;
+  RowBuffer *dsink_ = nullptr, *bias_ = nullptr, *dbias_ = nullptr;
 };
 
 }  // namespace
@@ -191,6 +224,28 @@ CpPlan plan_of(const Problem& p, const Division& division) {
   return {plan, tandem_cp_plan_destroy};
 }
 
+void fill_unused(const Problem& p) {
+  if (!p.seqused_q && !p.seqused_k) return;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const auto fill = [&](View v, int64_t rows, int64_t heads, int64_t dim, double value) {
+      for (int64_t row = 0; v && row < rows; ++row) {
+        for (int64_t n = 0; n < heads * dim; ++n) {
+          store(v.dtype, v.at(b, row, n / dim) + n % dim * size_of(v.dtype), value);
+        }
+      }
+    };
+    const bool forward = p.pass == TANDEM_FORWARD;
+    if (forward) fill(p.out, p.seqlen_q, p.heads_q, p.head_dim_v, 0);
+    if (forward) fill(p.lse, p.seqlen_q, p.heads_q, 1, -INFINITY);
+    fill(p.dq, p.seqlen_q, p.heads_q, p.head_dim, 0);
+    fill(p.dk, p.seqlen_k, p.heads_k, p.head_dim, 0);
+    fill(p.dv, p.seqlen_k, p.heads_k, p.head_dim_v, 0);
+    for (int64_t n = 0; p.dbias && n < p.dbias.shape[1] * p.seqlen_q * p.seqlen_k; ++n) {
+      store(p.dbias.dtype, p.dbias.at(b, n / p.seqlen_k / p.seqlen_q, n / p.seqlen_k % p.seqlen_q, n % p.seqlen_k), 0);
+    }
+  }
+}
+
 std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adjust) {
   tandem_context_options options{};
   options.size = sizeof options;
@@ -210,6 +265,7 @@ std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adj
 
 void run_on_ranks(const Problem& p, const Division& division, const AdjustArgs& adjust) {
   const CpPlan plan = plan_of(p, division);
+  fill_unused(p);
   ThreadGroup group(division.ranks);
   const auto errors = on_ranks(division.ranks, [&](int32_t rank) {
     return run_rank(p, {plan.get(), group.transport(rank), division.execution}, adjust);

@@ -39,6 +39,9 @@ struct RankRun {
 using AdjustArgs = std::function<void(tandem_attention_args&)>;
 std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adjust = nullptr);
 
+// Sets the results of the rows beyond the used lengths, which no document has.
+void fill_unused(const Problem& p);
+
 // Runs the problem on the ranks of a division. adjust: adds options that a Problem does not have as arguments. Throws
 // std::runtime_error with the message of the first rank that fails.
 void run_on_ranks(const Problem& p, const Division& division, const AdjustArgs& adjust = nullptr);

@@ -279,6 +279,9 @@ def _key_before(step: Step, pairs: float) -> int:
     return step.k_row + low * tile
 
 
+ALONE = -1.0  # the gap of calls of one step
+
+
 def calls_of(steps: list[Step], always_packed: bool, gap: float = np.inf) -> list[Call]:
     """Divides steps into few calls. A step enters the first call that it can follow.
 
@@ -342,7 +345,7 @@ class Batch:
         return self.places[-1]
 
 
-def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool) -> Batch:
+def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool, gap: float) -> Batch:
     places, steps = [0], []
     for peer in peers:
         found = steps_of(plan, rank, peer)
@@ -356,7 +359,7 @@ def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool) ->
             steps.append(step.with_keys_at(first + keys.place(step.k_row)))
         places.append(first + keys.rows)
     steps = joined(steps, by_distance)
-    calls = calls_of(steps, False)
+    calls = calls_of(steps, False, gap)
     return Batch(peers, places, steps, calls, [], parts_of(calls))
 
 
@@ -368,24 +371,30 @@ _PAIRS_OF_KEY, _PAIRS_OF_GRADIENT = 960, 1920
 class Schedule:
     """A rank's batches, in the order in which they are computed. The first has the rank's own keys.
 
-    group: the number of query heads of a key head.
+    group: the number of query heads of a key head. is_dense: each call has one step, because packed calls refuse a
+    bias.
     """
 
-    def __init__(self, plan: ContextPlan, rank: int, rounds_at_once: int, by_distance: bool, group: int) -> None:
+    def __init__(
+        self, plan: ContextPlan, rank: int, rounds_at_once: int, by_distance: bool, group: int, is_dense: bool = False
+    ) -> None:
         ranks = plan.ranks
+        self.gap = ALONE if is_dense else np.inf
         rounds = [[0]] + [
             list(range(first, min(first + rounds_at_once, ranks))) for first in range(1, ranks, rounds_at_once)
         ]
         self.plan, self.rank = plan, rank
         self.q_rows, self.k_rows = plan.rows(rank)
-        self.batches = [_batch(plan, rank, [(rank - n) % ranks for n in batch], by_distance) for batch in rounds]
+        self.batches = [
+            _batch(plan, rank, [(rank - n) % ranks for n in batch], by_distance, self.gap) for batch in rounds
+        ]
         # The readers of the rank's keys in each batch, with the rows that they need.
         self.readers = [
             [((rank + n) % ranks, KeyRuns(steps_of(plan, (rank + n) % ranks, rank))) for n in batch if n > 0]
             for batch in rounds
         ]
         self._divide_forward()
-        if ranks > 1:
+        if ranks > 1 or len(self.batches[0].calls) > 1:
             self._divide_backward(group)
 
     def _divide_forward(self) -> None:
@@ -401,9 +410,9 @@ class Schedule:
         for step in steps:
             n = int(np.searchsorted(begins, step.q_end))  # intervals that begin before the step's end
             (shared if n > 0 and others[n - 1][1] > step.q_row else alone).append(step)
-        direct = parts_of(calls_of(alone, False))
+        direct = parts_of(calls_of(alone, False, self.gap))
         if len(direct) == 1:
-            own.direct, own.parts = direct[0], parts_of(calls_of(shared, False))
+            own.direct, own.parts = direct[0], parts_of(calls_of(shared, False, self.gap))
 
     def _divide_backward(self, group: int) -> None:
         """The first calls compute while keys arrive, and the last ones while gradients return."""
@@ -435,8 +444,8 @@ class Schedule:
             is_shared = overlap(queries, step.q_row, step.q_end) or overlap(read, step.k_row, step.k_end)
             (shared if is_shared else alone).append(step)
         if 4 * sum(step.q_end - step.q_row for step in alone) < self.q_rows:
-            return calls_of(steps, False)
-        return calls_of(alone, False) + calls_of(shared, False)
+            return calls_of(steps, False, self.gap)
+        return calls_of(alone, False, self.gap) + calls_of(shared, False, self.gap)
 
 
 def overlap(intervals: Iterable[tuple[int, int]], begin: int, end: int) -> bool:

@@ -149,10 +149,13 @@ class _RankSteps:
 
 
 class ChunkSchedule:
-    """A rank's calls: first and last with its own keys, and between them with keys of a buffer."""
+    """A rank's calls: first and last with its own keys, and between them with keys of a buffer.
 
-    def __init__(self, plan: ContextPlan, rank: int) -> None:
-        self.plan, self.rank = plan, rank
+    is_dense: each call has one step, because packed calls refuse a bias.
+    """
+
+    def __init__(self, plan: ContextPlan, rank: int, is_dense: bool = False) -> None:
+        self.plan, self.rank, self.is_dense = plan, rank, is_dense
         self.k_rows = plan.rows(rank)[1]
         owners = _Owners(plan)
         ranks = [_RankSteps(plan, owners, peer) for peer in range(plan.ranks)]
@@ -185,11 +188,12 @@ class ChunkSchedule:
 
     def _calls(self, steps: list[Step]) -> list[Call]:
         """Returns calls of steps. A chunk of queries with one step has calls without rows between the steps."""
-        packed = [step for step in steps if not is_large(step)]
+        large = [step for step in steps if self.is_dense or is_large(step)]
+        packed = [] if self.is_dense else [step for step in steps if not is_large(step)]
         whole = [step for step in packed if len(self.orders[step.document, step.q_order]) == 1]
         parts = [step for step in packed if len(self.orders[step.document, step.q_order]) > 1]
         calls = calls_of(whole, True, 0) + calls_of(parts, True, _GAP)
-        calls += [Call([step], is_packed=False) for step in steps if is_large(step)]
+        calls += [Call([step], is_packed=False) for step in large]
         return sorted(calls, key=lambda call: (call.steps[0].document, call.steps[0].k_order, call.steps[0].q_order))
 
     def is_whole(self, call: Call) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from tandem._context_calls import Call, Schedule
 from tandem._context_chunks import ChunkSchedule
 from tandem._context_plan import ContextPlan
 from tandem._context_transport import Messages
+
+Biases = tuple[Optional[Tensor], Optional[Tensor]]  # a bias and its gradient
 
 # Clocks between the start of messages and the next call.
 HEAD_START = 15_000
@@ -35,27 +37,30 @@ class Execution:
     spare_sms: int = 0
     first_head: int = 0
     heads_q: int | None = None
+    # The bias of the rank's queries, (heads or 1, rows, keys), and its gradient, which may have more heads.
+    bias: Tensor | None = None
+    dbias: Tensor | None = None
     busy: bool = field(default=False, init=False)
 
     def schedule(self, q: Tensor, k: Tensor) -> Schedule:
         group = max(1, q.shape[1] // max(1, k.shape[1]))
-        key = "schedule", self.rank, self.rounds_at_once, self.by_distance, group
+        key = "schedule", self.rank, self.rounds_at_once, self.by_distance, group, self.bias is not None
         found = self.plan.kept.get(key)
         if found is None:
             found = self.plan.kept[key] = Schedule(self.plan, *key[1:])
         return found
 
     def chunk_schedule(self) -> ChunkSchedule:
-        key = "chunk schedule", self.rank
+        key = "chunk schedule", self.rank, self.bias is not None
         found = self.plan.kept.get(key)
         if found is None:
-            found = self.plan.kept[key] = ChunkSchedule(self.plan, self.rank)
+            found = self.plan.kept[key] = ChunkSchedule(self.plan, *key[1:])
         return found
 
     @property
     def by_distance(self) -> bool:
         """Is True if a call reads positions, which the mask of joined steps does not have."""
-        return self.reads_places or self.options.get("alibi_slopes") is not None
+        return self.reads_places or self.options.get("alibi_slopes") is not None or self.bias is not None
 
     @property
     def reads_places(self) -> bool:
@@ -64,9 +69,10 @@ class Execution:
         names = (*_score_mod.MODS, *(("alibi_slopes",) if strides else ()))
         return bool(self.options.get("dropout_p")) or any(self.options.get(name) is not None for name in names)
 
-    def alone(self, options: dict[str, Any], first_head: int, heads_q: int) -> Execution:
-        """Returns the execution of all tokens on this rank."""
-        return Execution(self.plan.on_one_rank(), 0, None, 1, options, first_head=first_head, heads_q=heads_q)
+    def alone(self, options: dict[str, Any], first_head: int, heads_q: int, biases: Biases) -> Execution:
+        """Returns the execution of all tokens on this rank. biases: of its heads."""
+        heads = {"first_head": first_head, "heads_q": heads_q}
+        return Execution(self.plan.on_one_rank(), 0, None, 1, options, **heads, bias=biases[0], dbias=biases[1])
 
     def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
         """Starts messages. On a GPU calls that follow start later than NCCL's kernels, because a call's CTAs keep their
@@ -89,7 +95,28 @@ class Execution:
         if self.busy and self.spare_sms > 0 and tensors["q"].is_cuda:
             sms = torch.cuda.get_device_properties(tensors["q"].device).multi_processor_count
             args["sm_limit"] = sms - self.spare_sms
-        _binding.call(what, {**args, **tensors})
+        if self.bias is None:
+            _binding.call(what, {**args, **tensors})
+        else:
+            self._attend_with_bias(what, call, {**args, **tensors})
+
+    def _attend_with_bias(self, what: int, call: Call, args: dict[str, Any]) -> None:
+        """Computes a call of one step. With chunks the gradient of a bias of all heads is summed in their order, as the
+        execution by heads sums it.
+        """
+        (step,) = call.steps
+        last = step.k_begin + (step.k_end - step.k_row - 1) * step.stride
+        part = slice(None), slice(step.q_row, step.q_end), slice(step.k_begin, last + 1, step.stride)
+        bias, heads = self.bias[part], args["q"].shape[-2]
+        dbias = None if what != _binding.BACKWARD or self.dbias is None else self.dbias[part]
+        if dbias is None:
+            _binding.call(what, {**args, "bias": bias[None]})
+            return
+        sums_heads = self.plan.chunk > 0 and len(dbias) == 1
+        gradient = torch.zeros((heads, *dbias.shape[1:]), device=dbias.device) if sums_heads else dbias
+        _binding.call(what, {**args, "bias": bias.expand(gradient.shape)[None], "dbias": gradient[None]})
+        if sums_heads:
+            dbias[0] = in_order(gradient, torch.zeros_like(gradient[0]))
 
     def _sequences(self, call: Call, q: Tensor) -> dict[str, Any]:
         """Returns the sequences of a call as call_args, without a copy from the host after the first time."""
@@ -128,6 +155,13 @@ def _sequences(plan: ContextPlan, call: Call, heads: tuple[int, int], device: to
     ]
     args["places"] = torch.tensor(places, dtype=torch.int32, device=device)
     return args
+
+
+def in_order(parts: Iterable[Tensor], total: Tensor) -> Tensor:
+    """Adds the parts to the total, one after the other."""
+    for part in parts:
+        total += part
+    return total
 
 
 def concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from tandem import _context_torch
-from tandem._context_execution import Execution
+from tandem._context_execution import Biases, Execution, in_order
 from tandem._context_plan import ContextPlan
+
+# The kinds of tensors: of queries, of keys, and a bias of all heads.
+_QUERIES, _KEYS, _ONE_HEAD = 0, 1, 2
+_Tensors = list[tuple[Tensor, int]]  # with their kinds
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,14 @@ class _HeadExchange:
         order = np.argsort(np.concatenate(rows))
         return [torch.from_numpy(x).to(device) for x in rows], torch.from_numpy(order).to(device)
 
-    def _slice(self, rank: int, keys: bool) -> slice:
+    def _slice(self, rank: int, kind: int) -> slice:
         share = self.shares[rank]
-        return slice(share.k_begin, share.k_end) if keys else slice(share.q_begin, share.q_end)
+        heads = (share.q_begin, share.q_end), (share.k_begin, share.k_end), (0, 1)
+        return slice(*heads[kind])
+
+    def _shape(self, x: Tensor, kind: int, rows_of: int, heads_of: int) -> tuple[int, ...]:
+        heads = self._slice(heads_of, kind)
+        return self.plan.rows(rows_of)[kind == _KEYS], heads.stop - heads.start, *x.shape[2:]
 
     def _move(self, sent: Callable[[int], list[Tensor]], shapes: Callable[[int], list[tuple[int, ...]]]) -> Any:
         """Returns the tensors of each rank."""
@@ -97,31 +106,26 @@ class _HeadExchange:
         self.execution.messages(sends, receives).wait()
         return received
 
-    def to_heads(self, tensors: list[tuple[Tensor, bool]]) -> list[Tensor]:
-        """tensors: rows of this rank with all heads, and True for keys."""
+    def to_heads(self, tensors: _Tensors) -> list[Tensor]:
+        """tensors: rows of this rank with all heads."""
 
         def shapes(peer: int) -> list[tuple[int, ...]]:
-            rows = self.plan.rows(peer)
-            own = self.shares[self.rank]
-            heads = own.q_end - own.q_begin, own.k_end - own.k_begin
-            return [(rows[keys], heads[keys], *x.shape[2:]) for x, keys in tensors]
+            return [self._shape(x, kind, peer, self.rank) for x, kind in tensors]
 
-        received = self._move(lambda peer: [x[:, self._slice(peer, keys)].contiguous() for x, keys in tensors], shapes)
+        received = self._move(lambda peer: [x[:, self._slice(peer, kind)].contiguous() for x, kind in tensors], shapes)
         return [
-            torch.cat([part[n] for part in received]).index_select(0, self.indices[keys][1])
-            for n, (_, keys) in enumerate(tensors)
+            torch.cat([part[n] for part in received]).index_select(0, self.indices[kind == _KEYS][1])
+            for n, (_, kind) in enumerate(tensors)
         ]
 
-    def to_tokens(self, tensors: list[tuple[Tensor, bool]]) -> list[list[Tensor]]:
+    def to_tokens(self, tensors: _Tensors) -> list[list[Tensor]]:
         """tensors: all rows with this rank's heads. Returns the rows of this rank with the heads of each rank."""
 
         def shapes(peer: int) -> list[tuple[int, ...]]:
-            rows, share = self.plan.rows(self.rank), self.shares[peer]
-            heads = share.q_end - share.q_begin, share.k_end - share.k_begin
-            return [(rows[keys], heads[keys], *x.shape[2:]) for x, keys in tensors]
+            return [self._shape(x, kind, self.rank, peer) for x, kind in tensors]
 
         def sent(peer: int) -> list[Tensor]:
-            return [x.index_select(0, self.indices[keys][0][peer]) for x, keys in tensors]
+            return [x.index_select(0, self.indices[kind == _KEYS][0][peer]) for x, kind in tensors]
 
         received = self._move(sent, shapes)
         return [[part[n] for part in received] for n in range(len(tensors))]
@@ -148,27 +152,44 @@ class _HeadExchange:
         return total
 
 
+def _bias_of(execution: Execution) -> _Tensors:
+    """Returns the bias as (rows, heads, keys), as one or no tensor."""
+    bias = execution.bias
+    return [] if bias is None else [(bias.transpose(0, 1), _ONE_HEAD if len(bias) == 1 else _QUERIES)]
+
+
+def _biases(bias: list[Tensor], dbias: Tensor | None, heads: slice) -> Biases:
+    """Returns the bias and the gradient of some of this rank's heads."""
+    parts = [x.transpose(0, 1) if x.shape[1] == 1 else x[:, heads].transpose(0, 1) for x in bias]
+    return parts[0] if parts else None, None if dbias is None else dbias[:, heads].transpose(0, 1)
+
+
 def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
     exchange = _HeadExchange(execution, (q.shape[1], k.shape[1]), q.device)
-    all_q, all_k, all_v = exchange.to_heads([(q, False), (k, True), (v, True)])
+    moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
+    all_q, all_k, all_v, *bias = exchange.to_heads(moved)
     out = q.new_empty((*all_q.shape[:2], v.shape[-1]))
     lse = torch.empty(all_q.shape[:2], dtype=torch.float32, device=q.device)
     for run in exchange.runs:
         heads, key_heads = exchange.places(run)
         own_sink = None if sink is None else sink[run.q_begin : run.q_end]
-        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1])
+        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1], _biases(bias, None, heads))
         part = _context_torch.forward(alone, all_q[:, heads], all_k[:, key_heads], all_v[:, key_heads], own_sink)
         out[:, heads], lse[:, heads] = part[0], part[1].t()
-    outs, lses = exchange.to_tokens([(out, False), (lse, False)])
+    outs, lses = exchange.to_tokens([(out, _QUERIES), (lse, _QUERIES)])
     return torch.cat(outs, dim=1), torch.cat(lses, dim=1).t().contiguous()
 
 
 def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    """Returns the gradients of q, k and v, and fills in the execution's dbias."""
     q, k, v = (tensors[name] for name in ("q", "k", "v"))
     exchange = _HeadExchange(execution, (q.shape[1], k.shape[1]), q.device)
     names = [name for name, x in tensors.items() if x is not None]
-    moved = [(tensors[name].t() if name in ("lse", "dlse") else tensors[name], name in ("k", "v")) for name in names]
-    whole = dict(zip(names, exchange.to_heads(moved)))
+    rows = [tensors[name].t() if name in ("lse", "dlse") else tensors[name] for name in names]
+    moved = [(x, _KEYS if name in ("k", "v") else _QUERIES) for name, x in zip(names, rows)]
+    received = exchange.to_heads([*moved, *_bias_of(execution)])
+    whole, bias = dict(zip(names, received)), received[len(names) :]
+    dbias = None if execution.dbias is None else _own_dbias(execution.dbias, whole["q"])
     # Gradients of key heads that several ranks share are summed in float32.
     own = dtype if exchange.shares_no_key_head else torch.float32
     gradients = [torch.empty(whole[name].shape, dtype=own, device=q.device) for name in ("q", "k", "v")]
@@ -178,11 +199,28 @@ def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) 
         for name, x in whole.items():
             x = x[:, key_heads if name in ("k", "v") else heads]
             of_run[name] = x.t() if name in ("lse", "dlse") else x
-        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1])
+        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1], _biases(bias, dbias, heads))
         parts = _context_torch.backward(alone, of_run, own)
         gradients[0][:, heads] = parts[0]
         for x, part in zip(gradients[1:], parts[1:]):
             x[:, key_heads] = part
-    dq, dk, dv = exchange.to_tokens([(gradients[0], False), (gradients[1], True), (gradients[2], True)])
+    outputs = [*zip(gradients, (_QUERIES, _KEYS, _KEYS)), *([] if dbias is None else [(dbias, _QUERIES)])]
+    dq, dk, dv, *dbiases = exchange.to_tokens(outputs)
+    if execution.dbias is not None:
+        _store_dbias(torch.cat(dbiases[0], dim=1), execution.dbias)
     sums = [torch.cat(dq, dim=1), exchange.summed(dk, k.shape[1]), exchange.summed(dv, v.shape[1])]
     return [x.to(dtype) for x in sums]
+
+
+def _own_dbias(dbias: Tensor, q: Tensor) -> Tensor:
+    """Returns zeros for all rows and this rank's heads, (rows, heads, keys)."""
+    dtype = torch.float32 if len(dbias) == 1 else dbias.dtype
+    return torch.zeros((*q.shape[:2], dbias.shape[-1]), dtype=dtype, device=dbias.device)
+
+
+def _store_dbias(heads: Tensor, dbias: Tensor) -> None:
+    """Stores the gradients of all heads, (rows, heads, keys), or their sum in this order."""
+    if len(dbias) == 1:
+        dbias[0] = in_order(heads.unbind(1), torch.zeros_like(heads[:, 0]))
+    else:
+        dbias.copy_(heads.transpose(0, 1))

@@ -67,17 +67,21 @@ class _Call:
         if status != 0:
             raise failure or self._error(status, tensors)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns out and lse. tensors: q, k, v and bias."""
+        q, v = tensors["q"], tensors["v"]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = torch.empty(q.shape[1::-1], dtype=torch.float32)
-        self.run(_library.tandem_cp_forward, {"q": q, "k": k, "v": v, "sink": sink, "out": out, "lse": lse})
+        self.run(_library.tandem_cp_forward, {**tensors, "sink": sink, "out": out, "lse": lse})
         return out, lse
 
-    def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
-        """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
+    def backward(self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v and sink, and fills in dbias. tensors: as forward(), and out, lse, dout and
+        dlse.
+        """
         gradients = [_gradients.like(tensors[name]) for name in ("q", "k", "v")]
         dsink = None if sink is None else torch.empty_like(sink)
-        outputs = {**dict(zip(("dq", "dk", "dv"), gradients)), "sink": sink, "dsink": dsink}
+        outputs = {**dict(zip(("dq", "dk", "dv"), gradients)), "sink": sink, "dsink": dsink, "dbias": dbias}
         self.run(_library.tandem_cp_backward, {**tensors, **outputs})
         return [*gradients, dsink]
 
@@ -94,29 +98,30 @@ def _compact(x: Tensor | None) -> Tensor | None:
 
 class _ContextParallel(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, call: _Call | TorchCall, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        q, k, v = (_compact(x) for x in (q, k, v))
-        out, lse = call.forward(q, k, v, sink)
+    def forward(ctx: Any, call: _Call | TorchCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tensors: q, k, v, sink and bias."""
+        q, k, v, sink, bias = tensors
+        q, k, v, bias = (_compact(x) for x in (q, k, v, bias))
+        out, lse = call.forward({"q": q, "k": k, "v": v, "bias": bias}, sink)
         ctx.call = call
         # autograd then refuses a backward after a write to one of the options, such as alibi_slopes.
         others = [x for x in call.options.values() if isinstance(x, Tensor)]
         others += [x for x in _score_mod.named(call.options).values() if isinstance(x, Tensor)]
-        ctx.save_for_backward(q, k, v, sink, out, lse, *others)
+        ctx.save_for_backward(q, k, v, sink, bias, out, lse, *others)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, out, lse, *_ = ctx.saved_tensors
+        q, k, v, sink, bias, out, lse, *_ = ctx.saved_tensors
         # Ranks must agree on the outputs of the call, so that every rank computes all gradients.
         dout = torch.zeros_like(out) if dout is None else _compact(dout)
         if dlse is not None or isinstance(ctx.call, _Call):
             dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
-        tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        gradients = ctx.call.backward(tensors, sink)
-        return None, *once_differentiable(gradients, (q, k, v, sink, dout, dlse))
+        tensors = {"q": q, "k": k, "v": v, "bias": bias, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[5] else None
+        gradients = [*ctx.call.backward(tensors, sink, dbias), dbias]
+        return None, *once_differentiable(gradients, (q, k, v, sink, bias, dout, dlse))
 
     jvp = staticmethod(refuse_forward)
 
@@ -140,6 +145,7 @@ def context_parallel(
     softmax_scale: float | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     sink: Tensor | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
@@ -157,20 +163,23 @@ def context_parallel(
         All ranks pass the same one.
     softmax_scale, softcap, alibi_slopes, sink : as :func:`tandem.attention`. alibi_slopes: (heads_q) or (documents,
         heads_q). sink is whole on every rank, and so is its gradient: do not sum it over the ranks again.
+    bias : (heads_q or 1, rows, keys), float32, bool or q's dtype: the rows of the rank's queries, with a column for
+        each position of a key in its document. All ranks pass equal numbers of columns, at least the longest
+        document's keys. The gradient has the same shape; columns beyond a document's keys are 0.
     score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
         ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
         The tensors of score_mod have no gradients.
     return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
 
-    q, k, v and sink have gradients. All ranks run the backward, in the same order. The first call with a plan, shapes
-    and options compares them between the ranks, and a difference is an error on all ranks. An error of the group, such
-    as a lost rank, is raised as torch raises it.
+    q, k, v, bias and sink have gradients. All ranks run the backward, in the same order. The first call with a plan,
+    shapes and options compares them between the ranks, and a difference is an error on all ranks. An error of the
+    group, such as a lost rank, is raised as torch raises it.
     """
     if not isinstance(plan, ContextPlan):
         raise TypeError(f"plan ({type(plan).__name__}) must be a tandem.ContextPlan: create one on every rank")
     if execution != "auto" and execution not in EXECUTIONS:
         raise ValueError(f"execution ({execution!r}) must be one of {', '.join(EXECUTIONS)}, auto: choose one of them")
-    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes}
+    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes, "bias": bias}
     _check_tensors(tensors)
     if execution == "auto":
         execution = _chosen(plan, q, k, v)
@@ -190,7 +199,8 @@ def context_parallel(
     if q.is_cuda:
         out, lse = _on_tensors(plan, group, execution, options, tensors)
     else:
-        out, lse = _ContextParallel.apply(_Call(plan, transport_of(group), execution, options), q, k, v, resolved(sink))
+        call = _Call(plan, transport_of(group), execution, options)
+        out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink), resolved(bias))
     return (out, lse) if return_lse else out
 
 
@@ -212,8 +222,9 @@ def _check_tensors(tensors: dict[str, Any]) -> None:
             raise Unsupported(f"{name} ({x.device}) must be on a CPU or a GPU of CUDA: move the tensor")
         if x.device != device:
             raise ValueError(f"{name} ({x.device}) must be on q's device, {device}: move the tensor")
-        if name in ("q", "k", "v") and x.dim() != 3:
-            raise ValueError(f"{name} ({x.dim()} dimensions) must be (rows, heads, head_dim): pass the rank's shard")
+        form = "(heads, rows, keys)" if name == "bias" else "(rows, heads, head_dim)"
+        if name in ("q", "k", "v", "bias") and x.dim() != 3:
+            raise ValueError(f"{name} ({x.dim()} dimensions) must be {form}: pass the rank's shard")
 
 
 def _on_tensors(
@@ -236,7 +247,8 @@ def _on_tensors(
     padded = padded_qkv(q, k, v) if q.is_cuda else (q, k, v)
     sink = resolved(tensors["sink"])
     call = TorchCall(plan, dist.get_rank(group), group if plan.ranks > 1 else None, execution, options)
-    inputs = dict(zip(("q", "k", "v"), padded), sink=sink, alibi_slopes=options["alibi_slopes"])
+    bias = resolved(tensors["bias"])
+    inputs = dict(zip(("q", "k", "v"), padded), sink=sink, alibi_slopes=options["alibi_slopes"], bias=bias)
     call.agree(inputs, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs.values()))
-    out, lse = _ContextParallel.apply(call, *padded, sink)
+    out, lse = _ContextParallel.apply(call, *padded, sink, bias)
     return out[..., : v.shape[-1]], lse

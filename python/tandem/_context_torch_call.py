@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,14 +30,22 @@ class TorchCall:
         self.execution = Execution(plan, rank, group, rounds_at_once, options, SPARE_SMS)
         self.name = execution
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns out and lse. tensors: q, k, v and bias."""
         run = _context_heads.forward if self.by_heads else _context_torch.forward
-        return run(self.execution, q, k, v, sink)
+        execution = replace(self.execution, bias=tensors["bias"])
+        return run(execution, tensors["q"], tensors["k"], tensors["v"], sink)
 
-    def backward(self, tensors: dict[str, Any], sink: Tensor | None) -> list[Tensor | None]:
-        """Returns the gradients of q, k, v and sink. tensors: q, k, v, out, lse, dout and dlse."""
+    def backward(self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v and sink, and fills in dbias. tensors: as forward(), and out, lse, dout and
+        dlse.
+        """
         run = _context_heads.backward if self.by_heads else _context_torch.backward
-        gradients: list[Tensor | None] = run(self.execution, tensors, tensors["q"].dtype)
+        if dbias is not None:
+            dbias.zero_()  # columns without a step
+        execution = replace(self.execution, bias=tensors["bias"], dbias=dbias)
+        rows = {name: x for name, x in tensors.items() if name != "bias"}
+        gradients: list[Tensor | None] = run(execution, rows, tensors["q"].dtype)
         return [*gradients, None if sink is None else self._dsink(tensors, sink)]
 
     def agree(self, tensors: dict[str, Tensor | None], with_gradients: bool) -> None:
@@ -44,10 +53,15 @@ class TorchCall:
         if the calls differ or if a rank refuses its call.
         """
         plan, rank = self.execution.plan, self.execution.rank
-        shapes = [(name, x.dtype, x.shape[1:]) for name, x in tensors.items() if x is not None]
+        shapes = [
+            (name, x.dtype, (x.shape[0], x.shape[2], x.requires_grad) if name == "bias" else x.shape[1:])
+            for name, x in tensors.items()
+            if x is not None
+        ]
         words = repr((plan.hash, self.name, shapes, sorted(self._numbers().items()), with_gradients))
         agreed = plan.kept.setdefault("agreed", set())
         key = words, id(self.execution.group), plan.rows(rank) == tuple(tensors[x].shape[0] for x in ("q", "k"))
+        key = *key, None if tensors["bias"] is None else tensors["bias"].shape[1]
         if key in agreed:
             return
         error = self._refusal(tensors, with_gradients)
@@ -104,9 +118,25 @@ class TorchCall:
                 f"alibi_slopes (shape {tuple(slopes.shape)}) must be (heads_q) or ({documents} documents, heads_q): "
                 "pass one slope for each head"
             )
-        self._check_engine(q, k, v, with_gradients)
+        bias = tensors["bias"]
+        if bias is not None:
+            self._check_bias(q, bias)
+        self._check_engine(q, k, v, bias, with_gradients)
 
-    def _check_engine(self, q: Tensor, k: Tensor, v: Tensor, with_gradients: bool) -> None:
+    def _check_bias(self, q: Tensor, bias: Tensor) -> None:
+        keys = int(self.execution.plan.lengths(keys=True).max(initial=0))
+        heads, rows, columns = bias.shape
+        if heads not in (1, q.shape[1]):
+            raise ValueError(f"bias.shape[0] ({heads}) must be 1 or the {q.shape[1]} query heads: expand the bias")
+        if rows != q.shape[0]:
+            raise ValueError(f"bias.shape[1] ({rows}) must be the {q.shape[0]} q rows: pass rows of the rank's queries")
+        if columns < keys:
+            raise ValueError(
+                f"bias.shape[2] ({columns}) must be at least the {keys} keys of the longest document: pass a column "
+                "for each key position"
+            )
+
+    def _check_engine(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_gradients: bool) -> None:
         """Raises if the device does not serve one row of such tensors."""
         q, k, v = (x.new_empty((1, 1, *x.shape[1:])) for x in (q, k, v))
         options = {n: x for n, x in self.execution.options.items() if not isinstance(x, Tensor)}
@@ -114,12 +144,16 @@ class TorchCall:
             options["places"] = torch.zeros((1, PLACE), dtype=torch.int32, device=q.device)
         lse = torch.empty((1, q.shape[2], 1), dtype=torch.float32, device=q.device)
         call_args = {**options, "q": q, "k": k, "v": v, "out": q.new_empty((*q.shape[:-1], v.shape[-1])), "lse": lse}
+        if bias is not None:
+            call_args["bias"] = bias.new_empty((1, bias.shape[0], 1, 1))
         _binding.call(_binding.CHECK + _binding.FORWARD, call_args)
         if not with_gradients:
             return
         if not _gradients.is_own(q):
             raise Unsupported("q (this GPU) must be on a Hopper GPU for gradients: call under torch.no_grad()")
         gradients = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
+        if bias is not None and bias.requires_grad:
+            gradients["dbias"] = torch.empty_like(call_args["bias"])
         _binding.call(_binding.CHECK + _binding.BACKWARD, {**call_args, "dout": call_args["out"], **gradients})
 
     def _dsink(self, tensors: dict[str, Any], sink: Tensor) -> Tensor:

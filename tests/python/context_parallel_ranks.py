@@ -47,21 +47,24 @@ class Rank:
         return q, k, v, dout, self.random(heads[0], total, seed=9)
 
     def run(self, plan, batch, rank=None, group=None, attend=tandem.context_parallel, **options):
-        """Returns out, lse and the gradients of q, k, v and sink of a rank's shard."""
+        """Returns out, lse and the gradients of q, k, v, sink and bias of a rank's shard. bias: of all queries."""
         rank = self.rank if rank is None else rank
-        sink = options.pop("sink", None)
+        sink, bias = options.pop("sink", None), options.pop("bias", None)
         sink = None if sink is None else sink.clone().requires_grad_()
         q, k, v, dout = (plan.shard(x, rank) for x in batch[:4])
         inputs = [x.requires_grad_() for x in (q, k, v)] + ([] if sink is None else [sink])
+        if bias is not None:
+            options["bias"] = plan.shard(bias, rank, dim=1).requires_grad_(bias.dtype != torch.bool)
+            inputs += [options["bias"]] if bias.dtype != torch.bool else []
         out, lse = attend(*inputs[:3], plan=plan, group=group, sink=sink, return_lse=True, **options)
         loss = (out.float() * dout.float()).sum() + (lse * plan.shard(batch[4], rank, dim=1)).sum()
         return out, lse, *torch.autograd.grad(loss, inputs)
 
 
-def by_torch(q, k, v, *, plan, group=None, sink=None, execution="gather", return_lse=True, **options):
+def by_torch(q, k, v, *, plan, group=None, sink=None, bias=None, execution="gather", return_lse=True, **options):
     """The executions on torch tensors, which serve GPUs, on CPU tensors."""
     options = {"softcap": 0.0, "softmax_scale": None, "alibi_slopes": None, **options}
-    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": options["alibi_slopes"]}
+    tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": options["alibi_slopes"], "bias": bias}
     return _context_parallel._on_tensors(plan, group, execution, options, tensors)
 
 
@@ -84,6 +87,26 @@ def exact(batch, dtype, lengths=LENGTHS, sink=None, **options):
 
 
 NAMES = ("out", "lse", "dq", "dk", "dv", "dsink")
+BIAS_NAMES = (*NAMES[:5], "dbias")
+
+
+def exact_with_bias(batch, bias, dtype):
+    """out, lse and gradients of the whole batch under a causal mask and a bias."""
+    q, k, v, dout, dlse = (x.double().numpy().astype(dtype) for x in batch)
+    bias, results, begin = bias.numpy().astype(dtype), [], 0
+    dbias = np.zeros(bias.shape, dtype)
+    for length in LENGTHS:
+        rows, keys = slice(begin, begin + length), slice(length)
+        begin += length
+        options = {"bias": bias[:, rows, keys], "causal": True, "dtype": dtype}
+        out, lse = reference.forward(q[rows], k[rows], v[rows], **options)
+        dq, dk, dv, gradient, _ = reference.backward(
+            dout[rows], q[rows], k[rows], v[rows], dlse=dlse[:, rows], **options
+        )
+        dbias[:, rows, keys] = gradient.sum(0, keepdims=True) if len(bias) == 1 else gradient
+        results.append((out, lse.T, dq, dk, dv))
+    out, lse, *gradients = (np.concatenate(x) for x in zip(*results))
+    return out, lse.T, *gradients, dbias
 
 
 def expect_accurate(r, plan, batch, options, mask, lengths=LENGTHS):
@@ -124,6 +147,40 @@ def case_torch_options(r):
                 options = {"execution": execution, "sink": sink if m % 2 else None, "softcap": 3.0 if m == 2 else 0.0}
                 mask_options = {**mask, "softcap": options["softcap"]}
                 expect_accurate(r, plan, batch, {**options, "attend": by_torch}, mask_options)
+
+
+def case_biases(r):
+    """A rank has the bias rows of its queries, for both implementations."""
+    batch, wide = r.batch(), max(LENGTHS) + 3
+    for heads, execution, attend in itertools.product((1, 4), EXECUTIONS, (tandem.context_parallel, by_torch)):
+        bias = r.random(heads, sum(LENGTHS), wide, seed=20)
+        expected, plain = ([exact_with_bias(batch, bias, dtype)] for dtype in (np.float64, np.float32))
+        for layout, chunk in (("balanced", 0), ("striped", 0), ("zigzag", 8)):
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, causal=True)
+            results = r.run(plan, batch, attend=attend, execution=execution, bias=bias)
+            for name, ours, one, other in zip(BIAS_NAMES, results, *expected, *plain):
+                dim = int(name in ("lse", "dbias"))
+                one, other = (plan.shard(x, r.rank, dim=dim) for x in (one, other))
+                reference.hold(ours.detach(), one, other, f"{name}, {heads} heads, {execution}, {attend}, {plan!r}")
+
+
+def case_bias_bits(r):
+    """With chunks a bias leaves the bits of one rank. Columns beyond the keys of a document have the gradient 0."""
+    mask = r.random(4, sum(LENGTHS), 41, seed=21) > -1
+    for attend, bias in itertools.product(
+        (tandem.context_parallel, by_torch), (r.random(1, sum(LENGTHS), 41, seed=20), r.random(4, 68, 41), mask)
+    ):
+        batch = r.batch()
+        one = tandem.ContextPlan(LENGTHS, 1, window=(20, 3), chunk=8)
+        expected = r.run(one, batch, rank=0, group=r.alone, attend=attend, bias=bias)
+        for execution in EXECUTIONS:
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, window=(20, 3), chunk=8, layout="striped")
+            results = r.run(plan, batch, execution=execution, attend=attend, bias=bias)
+            for name, x, whole in zip(BIAS_NAMES, results, expected):
+                whole = plan.shard(whole, r.rank, dim=int(name in ("lse", "dbias")))
+                assert torch.equal(x, whole), f"{name}, {execution}, {attend}"
+        if bias.dtype != torch.bool:
+            assert not expected[-1][:, 41:, 26:].any()
 
 
 def case_torch_documents(r):
@@ -281,6 +338,15 @@ def case_refusals(r):
     expect_error(TypeError, "plan (NoneType) must be a tandem.ContextPlan", call(x, x, x, plan=None))
     expect_error(ValueError, "execution ('best') must be one of gather", call(x, x, x, execution="best"))
     expect_error(ValueError, "q (4 dimensions) must be (rows, heads, head_dim)", call(x[None], x, x))
+    expect_error(ValueError, "bias (2 dimensions) must be (heads, rows, keys)", call(x, x, x, bias=torch.ones(8, 8)))
+    for shape, sentence, other in (
+        ((3, 8, 8), "bias.heads (3) must be 1", "bias.shape[0] (3) must be 1"),
+        ((1, 1, 8), "bias.seqlen_q (1) must equal the 8", "bias.shape[1] (1) must be the 8"),
+        ((1, 8, 7), "bias.seqlen_k (7) must be at least 8", "bias.shape[2] (7) must be at least the 8"),
+    ):
+        with_bias = {"plan": plan, "group": r.alone, "bias": torch.ones(shape)}
+        expect_error(ValueError, sentence, tandem.context_parallel, x, x, x, **with_bias)
+        expect_error(ValueError, other, by_torch, x, x, x, **with_bias)
     expect_error(TypeError, "k (str) must be a torch tensor", call(x, "k", x))
     expect_error(tandem.Unsupported, "q.dtype (float64) must be", call(*[x.double()] * 3))
     expect_error(tandem.Unsupported, "q (meta) must be on a CPU or a GPU", call(*[x.to("meta")] * 3))

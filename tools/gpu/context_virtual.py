@@ -66,11 +66,15 @@ def open_device(name: str) -> None:
 
 
 def exact_on_cpu(lens, batch, options: dict) -> list:
-    """Returns out, dq, dk and dv by the library's float64 loops."""
+    """Returns out, dq, dk and dv by the library's float64 loops. With a bias the batch is one document."""
     q, k, v, dout = (x.double().requires_grad_() for x in batch)
     cu = torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32)
     chosen, _ctypes._context = _ctypes._context, CPU
-    out = tandem.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
+    if "bias" in options:
+        options = {**options, "bias": options["bias"][None].double()}
+        out = tandem.attention(*(x[None] for x in (q, k, v)), **options)[0]
+    else:
+        out = tandem.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
     gradients = torch.autograd.grad(out, (q, k, v), dout.detach())
     _ctypes._context = chosen
     return [out.detach(), *gradients]
@@ -80,15 +84,19 @@ def run(plan, batch, execution: str, mods: dict) -> list:
     """Returns out, dq, dk and dv of each rank, or its exception."""
     results: list = [None] * plan.ranks
     options = {"softmax_scale": batch[0].shape[-1] ** -0.5, "softcap": 0.0, "alibi_slopes": None, **mods}
+    whole_bias = options.pop("bias", None)
 
     def body(rank: int) -> None:
         NUMBERS.rank = rank
         try:
             q, k, v, dout = (plan.shard(x.detach(), rank, keys=keys) for x, keys in zip(batch, (0, 1, 1, 0)))
             call = _context_torch_call.TorchCall(plan, rank, object(), execution, options)
-            out, lse = call.forward(q, k, v, None)
-            tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": None}
-            results[rank] = [out, *call.backward(tensors, None)[:3]]
+            bias = None if whole_bias is None else plan.shard(whole_bias, rank, dim=1)
+            inputs = {"q": q, "k": k, "v": v, "bias": bias}
+            out, lse = call.forward(inputs, None)
+            dbias = None if bias is None else torch.empty_like(bias)
+            gradients = call.backward({**inputs, "out": out, "lse": lse, "dout": dout, "dlse": None}, None, dbias)
+            results[rank] = [out, *gradients[:3]]
         except Exception as error:
             traceback.print_exc()
             results[rank] = error
@@ -127,13 +135,14 @@ def main() -> int:
     masks = [([600], causal, causal, {}), (documents, {}, causal, by_position)]
     masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
     masks += [(documents, causal, causal, {"dropout_p": 0.25, "seed": (5, 2)})]
+    masks += [([300], causal, causal, {"bias": torch.randn((1, 300, 300), generator=generator)})]
     cases = itertools.product([(2, 2), (4, 2)], masks, (0, 80))
     for heads, (lens, mask, whole, mods), chunk in itertools.islice(cases, 4 if quick else None):
         shapes = [(sum(lens), n, 64) for n in (heads[0], heads[1], heads[1], heads[0])]
         batch = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
         one = run(tandem.ContextPlan(lens, 1, chunk=chunk, **mask), batch, "gather", mods)[0]
-        truth = exact(lens, batch, whole, None, torch.float64, with_lse=False)
-        if "dropout_p" in mods:
+        truth = [] if "bias" in mods else exact(lens, batch, whole, None, torch.float64, with_lse=False)
+        if "dropout_p" in mods or "bias" in mods:
             truth = exact_on_cpu(lens, batch, {**whole, **mods})
         for ranks, execution, layout in ((2, "gather", "balanced"), (3, "ring", "striped"), (2, "heads", "zigzag")):
             plan = tandem.ContextPlan(lens, ranks, chunk=chunk, layout=layout, **mask)

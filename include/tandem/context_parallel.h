@@ -48,6 +48,17 @@ typedef struct tandem_cp_plan_args {
   int32_t reserved; /* zero */
   int64_t window_left;
   int64_t window_right;
+  /* A block mask for all heads, or zeros. Document d has ceil(q_len / block_q) rows of blocks, and the rows of all
+   * documents follow each other. Row r lists key_blocks[block_rows[r]] to key_blocks[block_rows[r + 1] - 1], ascending:
+   * block b has the keys [b * block_k, (b + 1) * block_k) of the document. Keys of other blocks are hidden. Entries of
+   * full_blocks are nonzero for blocks in which mask_mod is not evaluated; NULL: none. chunk is a multiple of both
+   * sizes, and the striped layout needs a chunk. On GPUs both sizes are multiples of 128. tandem_cp_plan_steps does
+   * not return the block mask. */
+  int64_t block_q;
+  int64_t block_k;
+  const int64_t* block_rows;
+  const int32_t* key_blocks;
+  const uint8_t* full_blocks;
 } tandem_cp_plan_args;
 
 /* The plan copies its arguments. Several threads may use one plan at once. */

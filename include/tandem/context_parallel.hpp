@@ -42,6 +42,11 @@ class CpPlan {
     bool causal = false;
     Alignment alignment = Alignment::bottom_right;
     std::optional<int64_t> window_left = {}, window_right = {};  // absent: unbounded
+    // A block mask: block_rows empty for none, and full_blocks empty if mask_mod is evaluated in all key_blocks.
+    int64_t block_q = 0, block_k = 0;
+    std::vector<int64_t> block_rows = {};
+    std::vector<int32_t> key_blocks = {};
+    std::vector<uint8_t> full_blocks = {};
   };
 
   // Throws Error.
@@ -68,6 +73,7 @@ class CpPlan {
     args.window = (o.window_left ? TANDEM_WINDOW_LEFT : 0) | (o.window_right ? TANDEM_WINDOW_RIGHT : 0);
     args.window_left = o.window_left.value_or(0);
     args.window_right = o.window_right.value_or(0);
+    add_block_mask(o, &args);
     throw_if_failed(tandem_cp_plan_create(&args, &handle_));
   }
   CpPlan(CpPlan&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -91,6 +97,24 @@ class CpPlan {
   std::vector<CpToken> keys(int32_t rank) const { return tokens(rank, 1); }
 
  private:
+  static void add_block_mask(const Options& o, tandem_cp_plan_args* args) {
+    args->block_q = o.block_q;
+    args->block_k = o.block_k;
+    if (o.block_q < 1 || o.block_rows.empty()) return;
+    size_t rows = 1;
+    for (const int64_t length : o.q_lens) rows += static_cast<size_t>((length + o.block_q - 1) / o.block_q);
+    const auto blocks = static_cast<size_t>(o.block_rows.back());
+    if (o.block_rows.size() != rows || o.key_blocks.size() != blocks ||
+        (!o.full_blocks.empty() && o.full_blocks.size() != blocks)) {
+      throw Error(TANDEM_INVALID_ARGUMENT, "block_rows (" + std::to_string(o.block_rows.size()) + ") must have " +
+                                               std::to_string(rows) +
+                                               " offsets, and end at the number of key_blocks and of full_blocks");
+    }
+    args->block_rows = o.block_rows.data();
+    args->key_blocks = o.key_blocks.data();
+    args->full_blocks = o.full_blocks.empty() ? nullptr : o.full_blocks.data();
+  }
+
   std::vector<CpToken> tokens(int32_t rank, int32_t keys) const {
     const auto [q_rows, k_rows] = rows(rank);
     const auto count = static_cast<size_t>(keys != 0 ? k_rows : q_rows);

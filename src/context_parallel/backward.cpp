@@ -91,18 +91,22 @@ class BackwardRounds {
 
  private:
   Status compute(const RoundKeys& keys, RoundGradients& gradients) {
-    for (const ContextStep& s : call_.plan->steps_between(call_.rank, keys.peer)) {
-      const int64_t q_row = dq_.row(s), k_row = keys.places.row(s.k);
-      Problem p = runner_.problem_of(s, q_row, from_row(keys.k, k_row), from_row(keys.v, k_row));
-      TANDEM_TRY(dq_.bind(s, &p));
-      TANDEM_TRY(dbias_.bind(s, q_row, &p));
-      TANDEM_TRY(gradients.bind(s, &p));
-      TANDEM_TRY(runner_.run(p));
-      TANDEM_TRY(dq_.add(s));
-      TANDEM_TRY(dbias_.add(s, q_row));
-      TANDEM_TRY(gradients.add(s));
+    for (const ContextStep& step : call_.plan->steps_between(call_.rank, keys.peer)) {
+      for (const ContextStep& part : block_parts(*call_.plan, step)) TANDEM_TRY(compute(part, keys, gradients));
     }
     return {};
+  }
+
+  Status compute(const ContextStep& s, const RoundKeys& keys, RoundGradients& gradients) {
+    const int64_t q_row = dq_.row(s), k_row = keys.places.row(s.k);
+    Problem p = runner_.problem_of(s, q_row, from_row(keys.k, k_row), from_row(keys.v, k_row));
+    TANDEM_TRY(dq_.bind(s, &p));
+    TANDEM_TRY(dbias_.bind(s, q_row, &p));
+    TANDEM_TRY(gradients.bind(s, &p));
+    TANDEM_TRY(runner_.run(p));
+    TANDEM_TRY(dq_.add(s));
+    TANDEM_TRY(dbias_.add(s, q_row));
+    return gradients.add(s);
   }
 
   // Sends the gradients of a batch to the owners of its keys, and starts to receive the parts of the readers.

@@ -114,7 +114,9 @@ Status forward_by_rounds(const ShardCall& call, int32_t rounds_at_once) {
   for (int32_t n = 0; n < batches.count(); ++n) {
     TANDEM_TRY(exchange.next(n, &batch));
     for (const RoundKeys& keys : batch) {
-      for (const ContextStep& s : call.plan->steps_between(call.rank, keys.peer)) TANDEM_TRY(sums.add(s, keys));
+      for (const ContextStep& s : call.plan->steps_between(call.rank, keys.peer)) {
+        for (const ContextStep& part : block_parts(*call.plan, s)) TANDEM_TRY(sums.add(part, keys));
+      }
     }
   }
   return sums.finish();

@@ -1,4 +1,5 @@
 // The C interface of context parallelism.
+#include <cstddef>
 #include <memory>
 
 #include "base/text.h"
@@ -10,6 +11,10 @@
 #include "problem/struct_size.h"
 
 struct tandem_cp_plan {
+  // The lists of a block mask.
+  std::vector<int64_t> row_begin;
+  std::vector<int32_t> key_blocks;
+  std::vector<uint8_t> full_blocks;
   tandem::context_parallel::ContextPlan plan;
   tandem::context_parallel::Agreement agreement;
 };
@@ -73,11 +78,41 @@ Status read_window(const tandem_cp_plan_args& a, ContextProblem* problem) {
   return {};
 }
 
+// Copies the block mask to the plan. make_context_plan() checks its lists.
+Status read_block_mask(const tandem_cp_plan_args& a, ContextProblem* problem, tandem_cp_plan* plan) {
+  const bool none = a.block_q == 0 && a.block_k == 0;
+  if (none && a.block_rows == nullptr && a.key_blocks == nullptr && a.full_blocks == nullptr) return {};
+  if (a.block_q < 1 || a.block_k < 1) {
+    return Status::invalid(str_cat("args.block_q (", a.block_q, ") and block_k (", a.block_k,
+                                   ") must be at least 1 with a block mask: pass the sizes of a block"));
+  }
+  TANDEM_TRY(check_null("args.block_rows", a.block_rows, "pass the offsets of the rows of blocks"));
+  if (problem->layout == LayoutKind::striped && a.chunk == 0) {
+    return Status::invalid("args.layout (striped) must have a chunk with a block mask: pass a chunk or another layout");
+  }
+  if (a.chunk % a.block_q != 0 || a.chunk % a.block_k != 0) {
+    return Status::invalid(str_cat("args.chunk (", a.chunk, ") must be a multiple of block_q (", a.block_q,
+                                   ") and block_k (", a.block_k, "): pass such a chunk, or 0"));
+  }
+  int64_t rows = 0;
+  for (const PackedDocument& d : problem->documents) rows += ceil_div(std::max<int64_t>(d.q_len, 0), a.block_q);
+  plan->row_begin.assign(a.block_rows, a.block_rows + rows + 1);
+  const int64_t blocks = plan->row_begin.back();
+  if (blocks < 0) {
+    return Status::invalid(str_cat("args.block_rows[", rows, "] (", blocks, ") must be the number of key_blocks"));
+  }
+  if (blocks > 0) TANDEM_TRY(check_null("args.key_blocks", a.key_blocks, "pass the blocks of each row"));
+  plan->key_blocks.assign(a.key_blocks, a.key_blocks + blocks);
+  if (a.full_blocks != nullptr) plan->full_blocks.assign(a.full_blocks, a.full_blocks + blocks);
+  problem->block_mask = {a.block_q, a.block_k, plan->row_begin, plan->key_blocks, plan->full_blocks};
+  return {};
+}
+
 Status create(const tandem_cp_plan_args* from, tandem_cp_plan** result) {
   TANDEM_TRY(check_null("plan", result, "pass the address of a variable for the new plan"));
   *result = nullptr;
   tandem_cp_plan_args a;
-  TANDEM_TRY(read_struct("args", "tandem_cp_plan_args", from, sizeof(tandem_cp_plan_args), &a));
+  TANDEM_TRY(read_struct("args", "tandem_cp_plan_args", from, offsetof(tandem_cp_plan_args, block_q), &a));
   std::vector<PackedDocument> documents;
   TANDEM_TRY(read_documents(a, &documents));
   ContextProblem problem;
@@ -87,6 +122,7 @@ Status create(const tandem_cp_plan_args* from, tandem_cp_plan** result) {
   TANDEM_TRY(read_layout(a.layout, &problem.layout));
   TANDEM_TRY(read_window(a, &problem));
   auto plan = std::make_unique<tandem_cp_plan>();
+  TANDEM_TRY(read_block_mask(a, &problem, plan.get()));
   TANDEM_TRY(make_context_plan(problem, &plan->plan));
   *result = plan.release();
   return {};

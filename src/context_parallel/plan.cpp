@@ -223,6 +223,7 @@ uint64_t ContextPlan::hash() const {
   }
   for (const int64_t offset : block_mask_.row_begin) hash.add(offset);
   for (const int32_t block : block_mask_.key_blocks) hash.add(int64_t{block});
+  for (const uint8_t full : block_mask_.full) hash.add(int64_t{full});
   return hash.value();
 }
 
@@ -269,7 +270,12 @@ void ContextPlan::append_steps(std::span<const Shard> q, std::span<const Shard> 
   }
 }
 
-ContextStep ContextPlan::make_step(const Shard& q, const Shard& k, const VisibleRect& rect) const {
+ContextStep ContextPlan::make_step(const Shard& q, const Shard& k, VisibleRect rect) const {
+  // With chunks a step is one call, so its rows begin at a block if chunks do.
+  if (block_mask_ && chunk_ > 0 && chunk_ % block_mask_.block_q == 0 && chunk_ % block_mask_.block_k == 0) {
+    rect.q_begin -= rect.q_begin % block_mask_.block_q;
+    rect.k_begin -= rect.k_begin % block_mask_.block_k;
+  }
   ContextStep step;
   step.q = q.tokens.part(rect.q_begin, rect.q_end - rect.q_begin);
   step.k = k.tokens.part(rect.k_begin, rect.k_end - rect.k_begin);

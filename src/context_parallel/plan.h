@@ -85,6 +85,8 @@ class ContextPlan {
   const ShardLayout& queries() const { return queries_; }
   const ShardLayout& keys() const { return same_shards_ ? queries_ : keys_; }
   std::span<const PackedDocument> documents() const { return documents_; }
+  const BlockMask& block_mask() const { return block_mask_; }
+  DocumentMask mask_of(int32_t document) const;
   int64_t pairs(int32_t rank) const;  // visible pairs of the rank's queries
 
   // Equal on ranks that called make_context_plan() with equal arguments.
@@ -96,9 +98,8 @@ class ContextPlan {
  private:
   friend Status make_context_plan(const ContextProblem& problem, ContextPlan* plan);
 
-  DocumentMask mask_of(int32_t document) const;
   void append_steps(std::span<const Shard> q, std::span<const Shard> k, std::vector<ContextStep>& steps) const;
-  ContextStep make_step(const Shard& q, const Shard& k, const VisibleRect& rect) const;
+  ContextStep make_step(const Shard& q, const Shard& k, VisibleRect rect) const;
 
   std::vector<PackedDocument> documents_;
   std::vector<int64_t> first_rows_;  // each document's first row of blocks

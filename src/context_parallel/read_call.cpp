@@ -22,15 +22,15 @@ constexpr TensorField kLseTensors[] = {{"lse", &Args::lse}, {"dlse", &Args::dlse
 constexpr TensorField kPlanTensors[] = {{"cu_seqlens_q", &Args::cu_seqlens_q},
                                         {"cu_seqlens_k", &Args::cu_seqlens_k},
                                         {"diagonal_offsets", &Args::diagonal_offsets},
+                                        {"kv_num_blocks", &Args::kv_num_blocks},
+                                        {"kv_indices", &Args::kv_indices},
+                                        {"full_kv_num_blocks", &Args::full_kv_num_blocks},
+                                        {"full_kv_indices", &Args::full_kv_indices},
                                         {"places", &Args::places}};
 constexpr TensorField kBiasTensors[] = {{"bias", &Args::bias}, {"dbias", &Args::dbias}};
 constexpr TensorField kUnserved[] = {{"seqused_q", &Args::seqused_q},
                                      {"seqused_k", &Args::seqused_k},
                                      {"page_table", &Args::page_table},
-                                     {"kv_num_blocks", &Args::kv_num_blocks},
-                                     {"kv_indices", &Args::kv_indices},
-                                     {"full_kv_num_blocks", &Args::full_kv_num_blocks},
-                                     {"full_kv_indices", &Args::full_kv_indices},
                                      {"max_scores", &Args::max_scores}};
 
 Status refuse_option(const char* name, const char* remedy) {
@@ -177,12 +177,18 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_de
 }
 
 Status check_for_gpu(ShardCall* call) {
+  constexpr int64_t kMaxTile = 128;  // rows of a kernel's tile: a step's shape chooses the kernel
+  if (const BlockMask& m = call->plan->block_mask(); m && (m.block_q % kMaxTile != 0 || m.block_k % kMaxTile != 0)) {
+    return Status::unsupported(str_cat("the plan's block_q (", m.block_q, ") and block_k (", m.block_k,
+                                       ") must be multiples of 128 on a GPU: pass larger blocks, or mask_mod alone"));
+  }
   Problem& p = call->problem;
   p.batch_invariant = call->plan->chunk() > 0;
   // A step has float32 results, of which the backward adds to earlier ones.
   Problem step = p;
   for (View* v : p.pass == TANDEM_FORWARD ? std::array{&step.out} : std::array{&step.dq}) v->dtype = kSumType;
   step.dk.dtype = step.dv.dtype = kSumType;
+  if (const BlockMask& mask = call->plan->block_mask()) step.block_mask = unlisted_blocks(mask, p.seqlen_q, p.seqlen_k);
   step.accumulate = p.pass == TANDEM_BACKWARD && call->plan->chunk() == 0;
   return call->engine.engine->check(step);
 }

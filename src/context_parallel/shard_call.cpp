@@ -45,6 +45,7 @@ Problem StepRunner::problem_of(const ContextStep& step, int64_t q_row, const Vie
   p.window_left = step.window_left;
   p.window_right = step.window_right;
   place_ = place_of(step);
+  if (call_.plan->block_mask()) p.block_mask = blocks_.list(*call_.plan, step);
   return p;
 }
 
@@ -62,9 +63,10 @@ tandem_place StepRunner::place_of(const ContextStep& step) const {
           number(call_.heads_q)};
 }
 
-Status StepRunner::run(const Problem& problem) {
+Status StepRunner::run(Problem problem) {
   if (problem.heads_q == 0) return {};
   const auto bytes = static_cast<int64_t>(call_.engine.engine->workspace_size(problem));
+  if (problem.block_mask) TANDEM_TRY(blocks_.write(call_.engine, &problem.block_mask));
   if (problem.placed) TANDEM_TRY(call_.engine.write(call_.places, &place_, sizeof place_));
   if (workspace_.size() < bytes) workspace_ = RowMemory(call_.engine, bytes);
   const tandem_attention_args no_tensors{};

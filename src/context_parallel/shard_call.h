@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "context_parallel/plan.h"
 #include "context_parallel/rows.h"
+#include "context_parallel/step_blocks.h"
 #include "problem/problem.h"
 #include "tandem/context_parallel.h"
 
@@ -54,17 +55,18 @@ class StepRunner {
  public:
   explicit StepRunner(const ShardCall& call) : call_(call) {}
 
-  // The problem of a step whose first query is row `q_row` of the shard. k and v begin at the step's first key. Outputs
-  // are absent.
+  // The problem of a step, one of block_parts(), whose first query is row `q_row` of the shard. k and v begin at the
+  // step's first key. Outputs are absent.
   Problem problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v);
   // Runs the problem of the last step.
-  Status run(const Problem& problem);
+  Status run(Problem problem);
 
  private:
   tandem_place place_of(const ContextStep& step) const;
 
   const ShardCall& call_;
   tandem_place place_{};
+  StepBlocks blocks_;
   RowMemory workspace_;
 };
 

@@ -39,11 +39,13 @@ struct KeyBand {
 };
 
 // For each block of queries the blocks of keys that are computed. The rows of all documents follow each other: document
-// d has ceil(q_len / block_q) rows. Blocks ascend in a row. The memory must outlive the plan.
+// d has ceil(q_len / block_q) rows. Blocks ascend in a row. In full ones mask_mod is not evaluated. The memory must
+// outlive the plan.
 struct BlockMask {
   int64_t block_q = 0, block_k = 0;     // 0: no block mask
   std::span<const int64_t> row_begin;   // rows + 1 offsets into key_blocks
   std::span<const int32_t> key_blocks;  // counted wholly, even if a mask_mod hides a part
+  std::span<const uint8_t> full;        // empty, or nonzero for full key_blocks
 
   explicit operator bool() const { return block_q > 0; }
 };

@@ -1,6 +1,7 @@
 // The path of an append: arguments -> AppendKvProblem -> the engine that computes it.
 #include "problem/append_kv.h"
 
+#include "base/text.h"
 #include "engine/context.h"
 #include "engine/guard.h"
 

@@ -107,6 +107,27 @@ TEST(Ranks, Biases) {
   }
 }
 
+// Blocks cross the bounds of shards. Documents have other lengths than the batch.
+TEST(Ranks, BlockMasks) {
+  const std::string lengths =
+      "--batch 4 --seqlen-q 50 --seqlen-k 61 --used-q 50,0,1,33 --used-k 61,9,1,33 --heads-q 4 --heads-k 2 ";
+  int32_t layout = 0;
+  for (const char* options :
+       {"--blocks random --block-q 8 --block-k 4 --mask-mod (q+k)%3>0 --causal 1 --sink f32 --dlse 1 "
+        "--block-shape b1",
+        "--blocks partial --block-q 4 --block-k 16 --left 20 --bias f32 --dtype bf16 --block-shape b1",
+        "--blocks random --block-q 16 --block-k 8 --block-shape 11 --dropout 0.2 --gradients qkvbs"}) {
+    for (const int32_t execution : kExecutions) {
+      for (const int64_t chunk : {int64_t{0}, int64_t{16}}) {
+        for (const int32_t ranks : {1, 2, 3, 4}) {
+          layout = (layout + 1) % (chunk > 0 ? 5 : 4);
+          expect_accurate(lengths + options, {ranks, layout, execution, chunk});
+        }
+      }
+    }
+  }
+}
+
 // Ranks without queries, without keys or without heads still take part.
 TEST(Ranks, RanksWithoutWork) {
   for (const int32_t execution : kExecutions) {

@@ -46,6 +46,10 @@ TEST(RankComplaints, CudnnFrontend752And1142OneDeviceReproducesTheBits) {
        "--bias f32 --bias-shape b1ij",
        16},
       {"--batch 1 --seqlen-q 50 --seqlen-k 50 --heads-q 4 --heads-k 2 --dtype bf16 --bias same", 8},
+      {"--batch 1 --seqlen-q 90 --seqlen-k 70 --heads-q 4 --heads-k 2 --left 20 --blocks random --block-q 8 --block-k "
+       "4 "
+       "--block-shape 11 --mask-mod (q*k)%5>0",
+       16},
       {"--packed 1 --lengths-q 700 --lengths-k 700 --heads-q 8 --heads-k 2 --head-dim 32 --head-dim-v 32 --causal 1",
        128},
   };

@@ -110,6 +110,7 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   static const tandem_mod mod{sizeof(tandem_mod), "score * t", nullptr, 0, &captured, 1};
   const std::vector<std::pair<std::string, AdjustArgs>> options = {
       {"score_mod.tensors.gradient", [](tandem_attention_args& a) { a.score_mod = &mod; }},
+      {"kv_num_blocks", [](tandem_attention_args& a) { a.kv_num_blocks = &tensor; }},
       {"kv_indices", [](tandem_attention_args& a) { a.kv_indices = &tensor; }},
       {"seqused_k", [](tandem_attention_args& a) { a.seqused_k = &tensor; }},
       {"page_table", [](tandem_attention_args& a) { a.page_table = &tensor; }},
@@ -229,6 +230,28 @@ TEST(RankRefusals, PlansWithWrongArguments) {
   EXPECT_TRUE(contains(with([](auto& x) { x.window = 8; }), "args.window (8) must be"));
   EXPECT_TRUE(contains(with([](auto& x) { x.window = 3, x.window_left = -5; }), "args.window_left (-5)"));
   EXPECT_TRUE(contains(with([](auto& x) { x.chunk = -1; }), "chunk (-1) must not be negative"));
+  EXPECT_TRUE(contains(with([](auto& x) { x.block_q = 2; }), "args.block_q (2) and block_k (0) must be at least 1"));
+  // Documents of 4 and 5 queries have 2 and 3 rows of blocks of 2 queries.
+  static constexpr int64_t rows[] = {0, 1, 1, 2, 3, 3};
+  static constexpr int32_t blocks[] = {0, 1, 2};
+  const auto with_blocks = [&](auto&& change) {
+    return with([&](auto& x) {
+      x.block_q = x.block_k = 2;
+      x.block_rows = rows;
+      x.key_blocks = blocks;
+      change(x);
+    });
+  };
+  static constexpr int64_t negative[] = {0, 1, 1, 2, 3, -1}, falling[] = {0, 2, 1, 2, 3, 3};
+  static constexpr int32_t beyond[] = {0, 1, 3};
+  EXPECT_EQ(with_blocks([](auto&) {}), "");
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.block_rows = nullptr; }), "args.block_rows (NULL)"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.key_blocks = nullptr; }), "args.key_blocks (NULL)"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.block_rows = negative; }), "args.block_rows[5] (-1) must be"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.block_rows = falling; }), "row_begin[1] (2) must ascend"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.key_blocks = beyond; }), "key_blocks[2] (3) must ascend in row 3"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.chunk = 3; }), "args.chunk (3) must be a multiple of block_q (2)"));
+  EXPECT_TRUE(contains(with_blocks([](auto& x) { x.layout = TANDEM_CP_STRIPED; }), "args.layout (striped) must have"));
 }
 
 }  // namespace

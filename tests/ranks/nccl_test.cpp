@@ -254,6 +254,23 @@ TEST(RankGpu, Biases) {
   }
 }
 
+// Without chunks blocks cross the bounds of shards.
+TEST(RankGpu, BlockMasks) {
+  const char* flags =
+      "--batch 2 --seqlen-q 260 --seqlen-k 260 --used-q 260,41 --used-k 260,41 --heads-q 2 --heads-k 1 --head-dim 64 "
+      "--head-dim-v 64 --dtype bf16 --align 8 --blocks random --block-q 128 --block-k 128 --block-shape b1 "
+      "--mask-mod (q+k)%3>0";
+  for (const Division& division :
+       {Division{2, TANDEM_CP_BALANCED, TANDEM_CP_GATHER, 0}, Division{2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 128}}) {
+    const Verdict verdict = run_case(from_flags(flags), engine_on_gpus(division));
+    EXPECT_EQ(verdict.failure + verdict.refusal, "") << division.text();
+  }
+  Instance in(from_flags(std::string(flags) + " --block-q 64"));
+  std::string error;
+  bits_on_gpus(in, {1, TANDEM_CP_BALANCED, TANDEM_CP_GATHER, 0}, &error);
+  EXPECT_TRUE(contains(error, "block_q (64) and block_k (128) must be multiples of 128 on a GPU")) << error;
+}
+
 TEST(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {
   Instance in(from_flags(std::string(kBiasCase) + "f32 --bias-shape b1ij --causal 1"));
   std::string error;
@@ -269,7 +286,7 @@ TEST(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {
     const std::vector<uint64_t> one = bits_on_gpus(in, {1, TANDEM_CP_CONTIGUOUS, TANDEM_CP_GATHER, 64}, &error);
     for (const Division& division :
          {Division{2, TANDEM_CP_BALANCED, TANDEM_CP_GATHER, 64}, Division{3, TANDEM_CP_STRIPED, TANDEM_CP_RING, 64},
-          Division{2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 64}}) {
+          Division{2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 128}}) {
       EXPECT_EQ(bits_on_gpus(in, division, &error), one) << division.text();
       EXPECT_EQ(error, "");
     }

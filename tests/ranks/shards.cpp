@@ -190,6 +190,38 @@ class Shards {
   RowBuffer *dsink_ = nullptr, *bias_ = nullptr, *dbias_ = nullptr;
 };
 
+// The block mask of a problem whose heads share it.
+class Blocks {
+ public:
+  explicit Blocks(const Problem& p) : mask_(p.block_mask) {
+    for (int64_t b = 0; mask_ && b < p.batch; ++b) {
+      const Sequence s = sequence_of(p, b);
+      for (int64_t i = 0; i < s.q_len; i += mask_.block_q) {
+        for (int64_t j = 0; j < s.k_len; j += mask_.block_k) {
+          const BlockState state = mask_.at(b, 0, i, j);
+          if (state == BlockState::hidden) continue;
+          blocks_.push_back(static_cast<int32_t>(j / mask_.block_k));
+          full_.push_back(state == BlockState::full);
+        }
+        rows_.push_back(std::ssize(blocks_));
+      }
+    }
+  }
+  void add_to(tandem_cp_plan_args* a) const {
+    a->block_q = mask_.block_q;
+    a->block_k = mask_.block_k;
+    a->block_rows = rows_.data();
+    a->key_blocks = blocks_.data();
+    a->full_blocks = full_.data();
+  }
+
+ private:
+  const BlockMaskView& mask_;
+  std::vector<int64_t> rows_{0};
+  std::vector<int32_t> blocks_;
+  std::vector<uint8_t> full_;
+};
+
 }  // namespace
 
 std::string Division::text() const {
@@ -219,6 +251,8 @@ CpPlan plan_of(const Problem& p, const Division& division) {
   a.window = TANDEM_WINDOW_LEFT | TANDEM_WINDOW_RIGHT;
   a.window_left = p.window_left;
   a.window_right = p.window_right;
+  const Blocks blocks(p);
+  if (p.block_mask) blocks.add_to(&a);
   tandem_cp_plan* plan = nullptr;
   Shards::check(tandem_cp_plan_create(&a, &plan));
   return {plan, tandem_cp_plan_destroy};

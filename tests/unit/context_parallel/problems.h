@@ -31,7 +31,7 @@ struct ContextCase {
 
   // The problem points into this case.
   context_parallel::ContextProblem problem() const {
-    return {documents, left, right, {block_q, block_k, row_begin, key_blocks}, ranks, layout, chunk};
+    return {documents, left, right, {block_q, block_k, row_begin, key_blocks, {}}, ranks, layout, chunk};
   }
   context_parallel::ContextPlan plan() const {
     context_parallel::ContextPlan plan;

@@ -12,6 +12,7 @@ import numpy as np
 from tandem import _arrays, _ctypes
 from tandem._binding import check_mask, window_of
 from tandem._errors import error_of
+from tandem._score_mod import Blocks
 
 LAYOUTS = {"balanced": 0, "contiguous": 1, "zigzag": 2, "per_document": 3, "striped": 4}
 _ALIGNMENTS = {"bottom_right": 0, "top_left": 1}
@@ -42,6 +43,11 @@ class _PlanArgs(ctypes.Structure):
         ("reserved", _int32),
         ("window_left", _int64),
         ("window_right", _int64),
+        ("block_q", _int64),
+        ("block_k", _int64),
+        ("block_rows", _pointer),
+        ("key_blocks", ctypes.POINTER(_int32)),
+        ("full_blocks", ctypes.POINTER(ctypes.c_uint8)),
     ]
 
 
@@ -66,6 +72,58 @@ def _check(status: int) -> None:
         raise error_of(status, _ctypes.last_error(), {})
 
 
+class _BlockLists:
+    """The lists of a block mask in the form of tandem_cp_plan_args."""
+
+    def __init__(self, blocks: Blocks, q_lens: np.ndarray, k_lens: np.ndarray) -> None:
+        self.sizes = tuple(int(x) for x in blocks.BLOCK_SIZE)
+        if min(self.sizes) < 1:
+            raise ValueError(f"blocks.BLOCK_SIZE ({self.sizes}) must be at least 1: pass the sizes of a block")
+        partial = _block_states(blocks.kv_num_blocks, blocks.kv_indices, "")
+        full = _block_states(blocks.full_kv_num_blocks, blocks.full_kv_indices, "full_")
+        rows, keys, self.full = [0], [], []
+        for document, (q_len, k_len) in enumerate(zip(q_lens, k_lens)):
+            for row in range(-(-int(q_len) // self.sizes[0])):
+                found = dict.fromkeys(_listed(partial, document, row), False)
+                found.update(dict.fromkeys(_listed(full, document, row), True))
+                inside = sorted(block for block in found if 0 <= block * self.sizes[1] < k_len)
+                keys += inside
+                self.full += [found[block] for block in inside]
+                rows.append(len(keys))
+        self.arrays = np.array(rows, np.int64), np.array(keys, np.int32), np.array(self.full, np.uint8)
+
+    def add_to(self, args: _PlanArgs) -> None:
+        args.block_q, args.block_k = self.sizes
+        types = _int64, _int32, ctypes.c_uint8
+        pointers = [x.ctypes.data_as(ctypes.POINTER(kind)) for x, kind in zip(self.arrays, types)]
+        args.block_rows, args.key_blocks, args.full_blocks = pointers
+
+
+def _block_states(counts: Any, indices: Any, prefix: str) -> tuple[np.ndarray, np.ndarray] | None:
+    if counts is None:
+        return None
+    found = tuple(np.asarray(x.cpu() if hasattr(x, "cpu") else x) for x in (counts, indices))
+    if found[0].ndim != 3 or found[1].ndim != 4 or 1 not in {x.shape[1] for x in found} or found[1].shape[1] != 1:
+        raise ValueError(
+            f"blocks.{prefix}kv_indices (shape {found[1].shape}) must be (documents or 1, 1, blocks of queries, any "
+            "number): pass a block mask that all heads share"
+        )
+    return found
+
+
+def _listed(lists: tuple[np.ndarray, np.ndarray] | None, document: int, row: int) -> list[int]:
+    """Returns the blocks of a row of a document. A list of one document serves all."""
+    if lists is None:
+        return []
+    counts, indices = (x[min(document, x.shape[0] - 1), 0] for x in lists)
+    if row >= min(len(counts), len(indices)):
+        raise ValueError(
+            f"blocks.kv_indices ({len(indices)} rows) must have a row for each block of the queries of document "
+            f"{document}: compute the lists for the longest document"
+        )
+    return [int(block) for block in indices[row, : max(0, int(counts[row]))]]
+
+
 def _lengths(lengths: Any, name: str) -> np.ndarray:
     array = np.asarray(lengths)
     if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
@@ -85,6 +143,9 @@ class ContextPlan:
     chunk : 0, or the number of tokens of a chunk. With chunks the bits of every result depend neither on the number of
         ranks nor on layout and execution.
 
+    blocks : None, or the block mask of all heads, (documents or 1, 1, blocks of queries, any number). chunk must be a
+        multiple of BLOCK_SIZE, and the striped layout needs a chunk. Only for CPU tensors.
+
     Rows are numbered as in the packed batch: all tokens of document 0, then of document 1, and so on.
     """
 
@@ -99,6 +160,7 @@ class ContextPlan:
         alignment: str = "bottom_right",
         layout: str = "balanced",
         chunk: int = 0,
+        blocks: Blocks | None = None,
     ) -> None:
         check_mask(causal, alignment)
         if layout not in LAYOUTS:
@@ -116,6 +178,10 @@ class ContextPlan:
         args.window = (left is not None) + 2 * (right is not None)
         self.window = left, (min(0, right or 0) if causal else right)
         args.window_left, args.window_right = left or 0, right or 0
+        self.blocks = blocks
+        if blocks is not None:
+            lists = _BlockLists(blocks, q_lens, k_lens)
+            lists.add_to(args)
         handle = ctypes.c_void_p()
         _check(_library.tandem_cp_plan_create(args, ctypes.byref(handle)))
         self.handle, self.ranks, self.layout, self.chunk = handle, ranks, layout, chunk
@@ -173,8 +239,8 @@ class ContextPlan:
         """Returns the plan of the same documents, mask and chunks on one rank."""
         found = self.kept.get("one rank")
         if found is None:
-            lens = self._lens
-            found = self.kept["one rank"] = ContextPlan(lens[0], 1, seqlens_k=lens[1], chunk=self.chunk, **self._mask)
+            options = {"chunk": self.chunk, "blocks": self.blocks, **self._mask}
+            found = self.kept["one rank"] = ContextPlan(self._lens[0], 1, seqlens_k=self._lens[1], **options)
         return found
 
     def _tokens_of(self, rank: int, keys: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -100,6 +100,8 @@ class TorchCall:
 
     def _check(self, tensors: dict[str, Any], with_gradients: bool) -> None:
         plan, rank = self.execution.plan, self.execution.rank
+        if plan.blocks is not None:
+            raise Unsupported("plan.blocks must be None on a GPU: pass mask_mod instead, or call the C interface")
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
         for name, x, rows in (("q", q, plan.rows(rank)[0]), ("k", k, plan.rows(rank)[1])):
             if x.shape[0] != rows:

@@ -164,6 +164,31 @@ def case_biases(r):
                 reference.hold(ours.detach(), one, other, f"{name}, {heads} heads, {execution}, {attend}, {plan!r}")
 
 
+def case_block_masks(r):
+    """Blocks that cross the bounds of shards hide the keys that the same mask hides on one rank."""
+    mask = "(q * 5 + k * 3) % 7 < 5 and (q // 8 + k // 4) % 3 > 0"
+    blocks = tandem.Blocks.of(mask, 41, 41, BLOCK_SIZE=(8, 4), device="cpu")
+    assert int(blocks.kv_num_blocks.sum()) < 50
+    batch, cu = r.batch(), torch.tensor(np.cumsum([0, *LENGTHS]), dtype=torch.int32)
+    inputs = [x.clone().requires_grad_() for x in batch[:3]]
+    whole, lse = tandem.attention(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, mask_mod=mask, return_lse=True)
+    gradients = torch.autograd.grad((whole * batch[3]).sum() + (lse * batch[4]).sum(), inputs)
+    expected = [x.detach() for x in (whole, lse, *gradients)]
+    for execution, (layout, chunk) in itertools.product(EXECUTIONS, (("balanced", 0), ("zigzag", 0), ("striped", 8))):
+        plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, blocks=blocks)
+        for n, x in enumerate(r.run(plan, batch, execution=execution, mask_mod=mask)):
+            shard = plan.shard(expected[n], r.rank, dim=int(n == 1))
+            torch.testing.assert_close(x.detach(), shard, atol=2e-5, rtol=1e-4)
+    # Without mask_mod the listed blocks are visible whole.
+    plans = [tandem.ContextPlan(LENGTHS, r.ranks, layout="contiguous", blocks=x) for x in (None, blocks)]
+    by_mod = r.run(plans[0], batch, execution="ring", mask_mod="(q // 8 + k // 4) % 3 > 0")
+    for x, y in zip(by_mod, r.run(plans[1], batch, execution="ring")):
+        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
+    plan = tandem.ContextPlan([8], 1, blocks=blocks)
+    x = r.random(8, 2, 8)
+    expect_error(tandem.Unsupported, "plan.blocks must be None on a GPU", by_torch, x, x, x, plan=plan, group=r.alone)
+
+
 def case_bias_bits(r):
     """With chunks a bias leaves the bits of one rank. Columns beyond the keys of a document have the gradient 0."""
     mask = r.random(4, sum(LENGTHS), 41, seed=21) > -1

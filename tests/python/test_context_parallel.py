@@ -58,6 +58,13 @@ def test_plans_refuse_wrong_arguments():
         tandem.ContextPlan([4], 2, layout="best")
     with pytest.raises(ValueError, match=r"ranks \(0\) must be between"):
         tandem.ContextPlan([4], 0)
+    blocks = tandem.Blocks.of("k <= q", 16, 16, BLOCK_SIZE=(8, 8))
+    with pytest.raises(ValueError, match=r"args.chunk \(12\) must be a multiple of block_q \(8\)"):
+        tandem.ContextPlan([16], 2, chunk=12, blocks=blocks)
+    with pytest.raises(ValueError, match=r"blocks.kv_indices \(2 rows\) must have a row for each block"):
+        tandem.ContextPlan([16, 17], 2, blocks=blocks)
+    with pytest.raises(ValueError, match="that all heads share"):
+        tandem.ContextPlan([16], 2, blocks=tandem.Blocks.of("k <= q + head", 16, 16, heads=2, BLOCK_SIZE=(8, 8)))
     with pytest.raises(TypeError, match="seqlens .* must be a list of integers"):
         tandem.ContextPlan([1.5], 2)
     with pytest.raises(ValueError, match=r"seqlens_k \(2 lengths\) must have the 1 documents"):
@@ -144,7 +151,10 @@ def test_calls_compute_each_pair_once(layout):
         mask = [{}, {"causal": True}, {"causal": True, "window": (40, None)}, {"window": (30, 20)}][n % 4]
         plan = tandem.ContextPlan(lengths, ranks, layout=layout, **mask)
         for rank in range(ranks):
-            schedule = Schedule(plan, rank, 1 + n % 3, n % 5 == 0, 1 + n % 2)
+            is_dense = n % 3 == 0
+            schedule = Schedule(plan, rank, 1 + n % 3, is_dense or n % 5 == 0, 1 + n % 2, is_dense)
+            calls = [call for batch in schedule.batches for call in [*batch.calls, *batch.direct, *batch.first]]
+            assert not is_dense or not any(call.is_packed for call in calls)
             for batch in schedule.batches:
                 expected = _pairs(batch.calls, schedule.q_rows, batch.rows)
                 assert expected.max(initial=0) <= 1

@@ -72,6 +72,34 @@ TEST(RankCpp, BothPassesOnOneRank) {
   }
 }
 
+// Blocks on the diagonal are documents of the size of a block.
+TEST(RankCpp, BlockMasks) {
+  const std::vector<float> x = numbers(6 * 4);
+  std::vector<float> blocked(x.size()), divided(x.size());
+  tandem::Attention call{.q = {x, {6, 1, 4}}, .k = {x, {6, 1, 4}}, .v = {x, {6, 1, 4}}, .out = {blocked, {6, 1, 4}}};
+  const tandem::CpPlan::Options options{.q_lens = {6},
+                                        .block_q = 2,
+                                        .block_k = 2,
+                                        .block_rows = {0, 1, 2, 3},
+                                        .key_blocks = {0, 1, 2},
+                                        .full_blocks = {1, 0, 1}};
+  Alone rank;
+  tandem::CpPlan plan(options);
+  tandem::forward(call, plan, rank);
+  call.out = {divided, {6, 1, 4}};
+  tandem::CpPlan documents({.q_lens = {2, 2, 2}});
+  tandem::forward(call, documents, rank);
+  for (size_t n = 0; n < x.size(); ++n) EXPECT_NEAR(blocked[n], divided[n], 1e-6);
+  EXPECT_NE(plan.hash(), tandem::CpPlan({.q_lens = {6}}).hash());
+  for (const int wrong : {0, 1, 2}) {
+    tandem::CpPlan::Options o = options;
+    if (wrong == 0) o.block_rows.pop_back();
+    if (wrong == 1) o.key_blocks.pop_back();
+    if (wrong == 2) o.full_blocks.pop_back();
+    EXPECT_THROW(tandem::CpPlan{o}, tandem::Error);
+  }
+}
+
 TEST(RankCpp, ThrowsTheErrorsOfTheLibraryAndTheTransport) {
   EXPECT_THROW(tandem::CpPlan({.ranks = 0}), tandem::Error);
   EXPECT_THROW(tandem::CpPlan({.q_lens = {3}, .k_lens = {3, 4}}), tandem::Error);

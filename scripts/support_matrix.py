@@ -153,7 +153,7 @@ TAIL = """\
 Context parallelism serves packed documents, causal masks, windows, softcap, alibi_slopes, sinks and grouped heads.
 Context parallelism serves dropout, score_mod and mask_mod, whose tensors have no gradients, on CPUs and GPUs in every
 layout and execution (`tandem.context_parallel`, `tandem_cp_forward`). The same holds for bias and its gradient. A
-block mask belongs to the plan and is the same for all heads; in Python it is only for CPU tensors.
+block mask belongs to the plan and is the same for all heads; in Python on GPUs the plan then has no chunk.
 Types are float32, bfloat16 and float16 on CPUs, and bfloat16 and float16 on GPUs. In Python, gradients on GPUs need
 Hopper. The execution of Python for GPUs has run on two H200s, without dropout and bias. The one of C has not run on
 real GPUs. seqused, max_scores and gradients of captured tensors are refused.

@@ -112,6 +112,21 @@ class Step:
         high = keys if self.right is None else np.clip(first + self.right + 1, 0, keys)
         return int(np.maximum(high - low, 0).sum())
 
+    def block_parts(self, sizes: tuple[int, int]) -> list[Step]:
+        """Divides the step at the first block boundary of its queries and of its keys, if rows have no strides."""
+        ends = self.q_end - self.q_row, self.k_end - self.k_row
+        cuts = []
+        for begin, end, size in zip((self.q_begin, self.k_begin), ends, sizes):
+            first = min(end, -begin % size)
+            cuts.append([(0, first), (first, end)])
+        parts = []
+        for (q, q_end), (k, k_end) in itertools.product(*cuts):
+            rows = {"q_row": self.q_row + q, "q_end": self.q_row + q_end, "q_begin": self.q_begin + q}
+            keys = {"k_row": self.k_row + k, "k_end": self.k_row + k_end, "k_begin": self.k_begin + k}
+            part = replace(self, **rows, **keys, diagonal=self.diagonal + q - k)
+            parts.append(replace(part, pairs=part.count_pairs()))
+        return [part for part in parts if part.pairs > 0]
+
     def with_keys_at(self, row: int) -> Step:
         """Returns the step with its first key at another row of a buffer."""
         move = row - self.k_row
@@ -133,7 +148,9 @@ def steps_of(plan: ContextPlan, q_rank: int, k_rank: int) -> list[Step]:
         orders = int(s["q_order"]), int(s["k_order"]), int(s["pairs"])
         begins = int(s["q_begin"]), int(s["k_begin"]), int(s["diagonal"])
         steps.append(Step(int(s["document"]), int(s["stride"]), *rows, *begins, *bounds, *orders))
-    return steps
+    if plan.block_lists is None:
+        return steps
+    return [part for step in steps for part in step.block_parts(plan.block_lists.sizes)]
 
 
 class KeyRuns:
@@ -358,7 +375,8 @@ def _batch(plan: ContextPlan, rank: int, peers: list[int], by_distance: bool, ga
         for step in found:
             steps.append(step.with_keys_at(first + keys.place(step.k_row)))
         places.append(first + keys.rows)
-    steps = joined(steps, by_distance)
+    if plan.block_lists is None:
+        steps = joined(steps, by_distance)
     calls = calls_of(steps, False, gap)
     return Batch(peers, places, steps, calls, [], parts_of(calls))
 
@@ -372,7 +390,7 @@ class Schedule:
     """A rank's batches, in the order in which they are computed. The first has the rank's own keys.
 
     group: the number of query heads of a key head. is_dense: each call has one step, because packed calls refuse a
-    bias.
+    bias and block lists.
     """
 
     def __init__(
@@ -402,7 +420,8 @@ class Schedule:
         own = self.batches[0]
         others = intervals_of((step.q_row, step.q_end) for batch in self.batches[1:] for step in batch.steps)
         steps = own.steps
-        if 4 * sum(end - begin for begin, end in others) <= self.q_rows:
+        may_cut = self.plan.block_lists is None
+        if may_cut and 4 * sum(end - begin for begin, end in others) <= self.q_rows:
             for row in (row for interval in others for row in interval):
                 steps = [part for step in steps for part in step.cut(row)]
         begins = [begin for begin, _ in others]
@@ -423,7 +442,7 @@ class Schedule:
         returning = sum(runs.rows for readers in self.readers for _, runs in readers)
         returning = max(returning, sum(batch.rows for batch in self.batches[1:])) * _PAIRS_OF_GRADIENT / group
         part = 0.0
-        if returning > 0:
+        if returning > 0 and self.plan.block_lists is None:
             part = min(returning, sum(step.pairs for step in own.steps) * returning / (arriving + returning))
         own.first, own.last = (self._own_calls(steps, read, others) for steps in divided(own.steps, part))
         calls = [*own.first, *own.last]

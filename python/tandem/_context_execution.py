@@ -44,7 +44,7 @@ class Execution:
 
     def schedule(self, q: Tensor, k: Tensor) -> Schedule:
         group = max(1, q.shape[1] // max(1, k.shape[1]))
-        key = "schedule", self.rank, self.rounds_at_once, self.by_distance, group, self.bias is not None
+        key = "schedule", self.rank, self.rounds_at_once, self.by_distance, group, self.is_dense
         found = self.plan.kept.get(key)
         if found is None:
             found = self.plan.kept[key] = Schedule(self.plan, *key[1:])
@@ -56,6 +56,11 @@ class Execution:
         if found is None:
             found = self.plan.kept[key] = ChunkSchedule(self.plan, *key[1:])
         return found
+
+    @property
+    def is_dense(self) -> bool:
+        """Is True if calls have a bias or block lists, which packed calls refuse."""
+        return self.bias is not None or self.plan.block_lists is not None
 
     @property
     def by_distance(self) -> bool:
@@ -95,10 +100,24 @@ class Execution:
         if self.busy and self.spare_sms > 0 and tensors["q"].is_cuda:
             sms = torch.cuda.get_device_properties(tensors["q"].device).multi_processor_count
             args["sm_limit"] = sms - self.spare_sms
+        if self.plan.block_lists is not None:
+            args.update(self._block_lists(call, tensors["q"].device))
         if self.bias is None:
             _binding.call(what, {**args, **tensors})
         else:
             self._attend_with_bias(what, call, {**args, **tensors})
+
+    def _block_lists(self, call: Call, device: torch.device) -> dict[str, Any]:
+        """Returns the block mask of a call of one step as call_args."""
+        found = call.on_device.get(("blocks", device))
+        if found is None:
+            (step,) = call.steps
+            counts = step.q_end - step.q_row, step.k_end - step.k_row
+            lists = self.plan.block_lists.of(step.document, (step.q_begin, step.k_begin), counts)
+            found = {name: torch.from_numpy(x).to(device) for name, x in lists.items()}
+            call.on_device["blocks", device] = found
+        sizes = self.plan.block_lists.sizes
+        return {**found, "mask_block_q": sizes[0], "mask_block_k": sizes[1]}
 
     def _attend_with_bias(self, what: int, call: Call, args: dict[str, Any]) -> None:
         """Computes a call of one step. With chunks the gradient of a bias of all heads is summed in their order, as the

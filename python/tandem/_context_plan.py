@@ -81,16 +81,36 @@ class _BlockLists:
             raise ValueError(f"blocks.BLOCK_SIZE ({self.sizes}) must be at least 1: pass the sizes of a block")
         partial = _block_states(blocks.kv_num_blocks, blocks.kv_indices, "")
         full = _block_states(blocks.full_kv_num_blocks, blocks.full_kv_indices, "full_")
-        rows, keys, self.full = [0], [], []
+        rows, keys, states = [0], [], []
         for document, (q_len, k_len) in enumerate(zip(q_lens, k_lens)):
             for row in range(-(-int(q_len) // self.sizes[0])):
                 found = dict.fromkeys(_listed(partial, document, row), False)
                 found.update(dict.fromkeys(_listed(full, document, row), True))
                 inside = sorted(block for block in found if 0 <= block * self.sizes[1] < k_len)
                 keys += inside
-                self.full += [found[block] for block in inside]
+                states += [found[block] for block in inside]
                 rows.append(len(keys))
-        self.arrays = np.array(rows, np.int64), np.array(keys, np.int32), np.array(self.full, np.uint8)
+        self.arrays = np.array(rows, np.int64), np.array(keys, np.int32), np.array(states, np.uint8)
+        counts = -(-q_lens // self.sizes[0])
+        self._first_rows = np.cumsum(counts) - counts
+
+    def of(self, document: int, begins: tuple[int, int], counts: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Returns the lists of a dense call, whose queries and keys begin at a block or lie in one block."""
+        rows, columns = (-(-count // size) for count, size in zip(counts, self.sizes))
+        first_row, first_column = (begin // size for begin, size in zip(begins, self.sizes))
+        first_row += int(self._first_rows[document])
+        offsets, keys, full = self.arrays
+        lists = {}
+        for name, kind in (("kv", 0), ("full_kv", 1)):
+            count, indices = np.zeros((1, 1, rows), np.int32), np.zeros((1, 1, rows, columns), np.int32)
+            for row in range(rows):
+                of_row = slice(offsets[first_row + row], offsets[first_row + row + 1])
+                found = keys[of_row][full[of_row] == kind] - first_column
+                found = found[(found >= 0) & (found < columns)]
+                count[0, 0, row] = len(found)
+                indices[0, 0, row, : len(found)] = found
+            lists[f"{name}_num_blocks"], lists[f"{name}_indices"] = count, indices
+        return lists
 
     def add_to(self, args: _PlanArgs) -> None:
         args.block_q, args.block_k = self.sizes
@@ -144,7 +164,7 @@ class ContextPlan:
         ranks nor on layout and execution.
 
     blocks : None, or the block mask of all heads, (documents or 1, 1, blocks of queries, any number). chunk must be a
-        multiple of BLOCK_SIZE, and the striped layout needs a chunk. Only for CPU tensors.
+        multiple of BLOCK_SIZE, and the striped layout needs a chunk. CUDA tensors need multiples of 128 and no chunk.
 
     Rows are numbered as in the packed batch: all tokens of document 0, then of document 1, and so on.
     """
@@ -179,9 +199,9 @@ class ContextPlan:
         self.window = left, (min(0, right or 0) if causal else right)
         args.window_left, args.window_right = left or 0, right or 0
         self.blocks = blocks
-        if blocks is not None:
-            lists = _BlockLists(blocks, q_lens, k_lens)
-            lists.add_to(args)
+        self.block_lists = None if blocks is None else _BlockLists(blocks, q_lens, k_lens)
+        if self.block_lists is not None:
+            self.block_lists.add_to(args)
         handle = ctypes.c_void_p()
         _check(_library.tandem_cp_plan_create(args, ctypes.byref(handle)))
         self.handle, self.ranks, self.layout, self.chunk = handle, ranks, layout, chunk

@@ -100,9 +100,14 @@ class TorchCall:
 
     def _check(self, tensors: dict[str, Any], with_gradients: bool) -> None:
         plan, rank = self.execution.plan, self.execution.rank
-        if plan.blocks is not None:
-            raise Unsupported("plan.blocks must be None on a GPU: pass mask_mod instead, or call the C interface")
         q, k, v = (tensors[name] for name in ("q", "k", "v"))
+        if plan.blocks is not None and plan.chunk > 0:
+            raise Unsupported("plan.blocks must be None with a chunk on a GPU: pass mask_mod, or chunk=0")
+        if plan.blocks is not None and q.is_cuda and any(x % 128 for x in plan.block_lists.sizes):
+            raise Unsupported(
+                f"plan.blocks.BLOCK_SIZE {plan.block_lists.sizes} must be multiples of 128 on a GPU: pass larger "
+                "blocks, or mask_mod alone"
+            )
         for name, x, rows in (("q", q, plan.rows(rank)[0]), ("k", k, plan.rows(rank)[1])):
             if x.shape[0] != rows:
                 raise ValueError(

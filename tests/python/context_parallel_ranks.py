@@ -174,19 +174,25 @@ def case_block_masks(r):
     whole, lse = tandem.attention(*inputs, cu_seqlens_q=cu, cu_seqlens_k=cu, mask_mod=mask, return_lse=True)
     gradients = torch.autograd.grad((whole * batch[3]).sum() + (lse * batch[4]).sum(), inputs)
     expected = [x.detach() for x in (whole, lse, *gradients)]
-    for execution, (layout, chunk) in itertools.product(EXECUTIONS, (("balanced", 0), ("zigzag", 0), ("striped", 8))):
+    ways = [(tandem.context_parallel, mask), (by_torch, _context_parallel._bound(mask, "mask_mod"))]
+    divisions = ("balanced", 0), ("zigzag", 0), ("striped", 8)
+    for execution, (layout, chunk), (attend, mod) in itertools.product(EXECUTIONS, divisions, ways):
+        if chunk > 0 and attend is by_torch:
+            continue
         plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, blocks=blocks)
-        for n, x in enumerate(r.run(plan, batch, execution=execution, mask_mod=mask)):
+        for n, x in enumerate(r.run(plan, batch, execution=execution, attend=attend, mask_mod=mod)):
             shard = plan.shard(expected[n], r.rank, dim=int(n == 1))
             torch.testing.assert_close(x.detach(), shard, atol=2e-5, rtol=1e-4)
     # Without mask_mod the listed blocks are visible whole.
     plans = [tandem.ContextPlan(LENGTHS, r.ranks, layout="contiguous", blocks=x) for x in (None, blocks)]
     by_mod = r.run(plans[0], batch, execution="ring", mask_mod="(q // 8 + k // 4) % 3 > 0")
-    for x, y in zip(by_mod, r.run(plans[1], batch, execution="ring")):
-        torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
-    plan = tandem.ContextPlan([8], 1, blocks=blocks)
+    for attend, _ in ways:
+        for x, y in zip(by_mod, r.run(plans[1], batch, execution="ring", attend=attend)):
+            torch.testing.assert_close(x, y, atol=2e-5, rtol=1e-4)
+    plan = tandem.ContextPlan([8], 1, chunk=8, blocks=blocks)
     x = r.random(8, 2, 8)
-    expect_error(tandem.Unsupported, "plan.blocks must be None on a GPU", by_torch, x, x, x, plan=plan, group=r.alone)
+    with_chunk = {"plan": plan, "group": r.alone}
+    expect_error(tandem.Unsupported, "plan.blocks must be None with a chunk", by_torch, x, x, x, **with_chunk)
 
 
 def case_bias_bits(r):

@@ -136,19 +136,26 @@ def main() -> int:
     masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
     masks += [(documents, causal, causal, {"dropout_p": 0.25, "seed": (5, 2)})]
     masks += [([300], causal, causal, {"bias": torch.randn((1, 300, 300), generator=generator)})]
+    text = "(q // 128 + k // 128) % 2 == 0 and (q + k) % 5 > 0"
+    blocks = {"blocks": tandem.Blocks.of(text, 300, 300)}
+    masks += [([300], blocks, {"mask_mod": text}, {"mask_mod": _context_parallel._bound(text, "mask_mod")})]
     cases = itertools.product([(2, 2), (4, 2)], masks, (0, 80))
     for heads, (lens, mask, whole, mods), chunk in itertools.islice(cases, 4 if quick else None):
+        if chunk > 0 and "blocks" in mask:
+            continue
         shapes = [(sum(lens), n, 64) for n in (heads[0], heads[1], heads[1], heads[0])]
         batch = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
         one = run(tandem.ContextPlan(lens, 1, chunk=chunk, **mask), batch, "gather", mods)[0]
-        truth = [] if "bias" in mods else exact(lens, batch, whole, None, torch.float64, with_lse=False)
-        if "dropout_p" in mods or "bias" in mods:
-            truth = exact_on_cpu(lens, batch, {**whole, **mods})
+        on_cpu = "dropout_p" in mods or "bias" in mods or "blocks" in mask
+        truth = [] if on_cpu else exact(lens, batch, whole, None, torch.float64, with_lse=False)
+        if on_cpu:
+            truth = exact_on_cpu(lens, batch, {**mods, **whole})
         for ranks, execution, layout in ((2, "gather", "balanced"), (3, "ring", "striped"), (2, "heads", "zigzag")):
+            layout = "contiguous" if "blocks" in mask else layout  # the striped layout needs a chunk
             plan = tandem.ContextPlan(lens, ranks, chunk=chunk, layout=layout, **mask)
             right = is_right(plan, run(plan, batch, execution, mods), one, truth)
             wrong += not right
-            text = f"{heads} heads, {lens}, {mask}, {', '.join(mods) or 'no expression'}, chunk {chunk}, {execution}"
+            text = f"{heads} heads, {lens}, {', '.join(mask)}, {', '.join(mods) or 'no expression'}, chunk {chunk}, {execution}"
             print(f"{'ok   ' if right else 'WRONG'} {text}, {plan!r}", flush=True)
     print(f"{wrong} wrong")
     return int(wrong > 0)

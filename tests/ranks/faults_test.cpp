@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -245,6 +246,8 @@ TEST(RankRefusals, PlansWithWrongArguments) {
   static constexpr int64_t negative[] = {0, 1, 1, 2, 3, -1}, falling[] = {0, 2, 1, 2, 3, 3};
   static constexpr int32_t beyond[] = {0, 1, 3};
   EXPECT_EQ(with_blocks([](auto&) {}), "");
+  // The first version of the struct ends before the block mask.
+  EXPECT_EQ(with_blocks([](auto& x) { x.size = offsetof(tandem_cp_plan_args, block_q), x.block_q = -1; }), "");
   EXPECT_TRUE(contains(with_blocks([](auto& x) { x.block_rows = nullptr; }), "args.block_rows (NULL)"));
   EXPECT_TRUE(contains(with_blocks([](auto& x) { x.key_blocks = nullptr; }), "args.key_blocks (NULL)"));
   EXPECT_TRUE(contains(with_blocks([](auto& x) { x.block_rows = negative; }), "args.block_rows[5] (-1) must be"));

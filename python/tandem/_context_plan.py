@@ -213,7 +213,7 @@ class ContextPlan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles create the plan from its arguments, because each plan owns its handle."""
-        lens, others = self._lens, {"layout": self.layout, "chunk": self.chunk}
+        lens, others = self._lens, {"layout": self.layout, "chunk": self.chunk, "blocks": self.blocks}
         return _created, ((lens[0], self.ranks), {"seqlens_k": lens[1], **others, **self._mask})
 
     def __repr__(self) -> str:

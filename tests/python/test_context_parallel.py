@@ -93,7 +93,8 @@ def test_plans_are_equal_if_their_arguments_are():
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
 def test_copies_own_their_plan(copied):
-    plan = tandem.ContextPlan([7, 9], 2, seqlens_k=[8, 9], causal=True, window=(3, 0), layout="zigzag", chunk=4)
+    mask = {"blocks": tandem.Blocks.of("k <= q", 9, 9, BLOCK_SIZE=(4, 4)), "causal": True, "window": (3, 0)}
+    plan = tandem.ContextPlan([7, 9], 2, seqlens_k=[8, 9], layout="zigzag", chunk=4, **mask)
     facts = plan.hash, [plan.rows(rank) for rank in range(2)]
     other = copied(plan)
     del plan

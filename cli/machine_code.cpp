@@ -43,7 +43,9 @@ Shape shape_of(const plan::ForwardKernel& tile) {
   return shape;
 }
 
-Shape shape_of(const plan::BackwardKernel& tile) { return {.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v}; }
+Shape shape_of(const plan::BackwardKernel& tile) {
+  return {.head_dim = tile.head_dim, .head_dim_v = tile.head_dim_v, .backward = true};
+}
 
 void write(const std::string& path, std::string_view text) {
   io::AtomicFile file(path);

@@ -37,10 +37,11 @@ struct BackwardParams : ForwardParams {
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far
   int dkv_semaphore_count;
-  // Sm90BackwardConfig::ds_gmem(): dS of one chunk (device/ds_chunk.cuh): all n_blocks of several query heads, or
-  // several n_blocks of one query head. counter[1] is the chunk's number, counter[2] the number of dq's CTAs that have
-  // ended, counter[3] the number of tiles whose dS is complete.
+  // ds_gmem(): dS of one chunk (device/ds_chunk.cuh): all n_blocks of several query heads, or several n_blocks of one
+  // head. counter[1] is the chunk's number, counter[2] the number of dq's CTAs that have ended, counter[3] (Hopper) the
+  // number of tiles whose dS is complete.
   void* ds;           // null: dq is not wanted
+  int ds_heads;       // query heads that chunks divide (DsChunk)
   int* ds_semaphore;  // for each (query head, n_block): tiles whose dS is complete
   int ds_semaphore_count;
   int chunk_heads, chunk_n_blocks, ds_row_stride, pack_triangle;

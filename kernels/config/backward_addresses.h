@@ -75,7 +75,7 @@ TANDEM_HOST_DEVICE int dkv_semaphore_at(int part, bool of_k) { return 2 * part +
 
 // The dS of an m_block and n_block: cta_keys() * tile_m elements. The n_blocks of an m_block are contiguous, from the
 // first that it sees or the chunk's first. Under a causal mask m_blocks see different numbers and share rows
-// (pack_triangle): the first with the last.
+// (pack_triangle): the first with the last. With chunks_span_batch() each m_block in workspace has a row.
 struct DsBlock {
   int head, m_block, n_block;
 };
@@ -85,6 +85,10 @@ TANDEM_HOST_DEVICE long long ds_at(Config t, const BackwardParams& p, const Sequ
   const int m_block = at.m_block, n_block = at.n_block;
   int row = m_block, column = n_block - chunk.first_n_block, rows = p.sequence_m_blocks;
   if (t->options.bounded_left) column = n_block - larger(chunk.first_n_block, first_n_block(t, p, s, m_block));
+  if (chunks_span_batch(t)) {
+    const long long rows_before = m_block_at(p, s, at.head - chunk.first_head, m_block);
+    return (rows_before * p.ds_row_stride + column) * (t->cta_keys() * t->tile_m);
+  }
   if (p.pack_triangle) {
     row = rows - 1 - m_block;
     if (row < m_block) {

@@ -23,15 +23,13 @@ TANDEM_HOST_DEVICE SequenceCoords sequence_coords(Config t, const BackwardParams
   return s;
 }
 
-// The sequence of a head's m_block in workspace.
-template <class Config>
-TANDEM_HOST_DEVICE int sequence_at(Config t, const BackwardParams& p, int m_block) {
-  if (!t->options.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;
+// The sequence of a head's block of `rows` queries, among blocks of packed sequences that are numbered as m_blocks are.
+TANDEM_HOST_DEVICE int packed_sequence_at(const BackwardParams& p, int block, int rows) {
   int low = 0, high = p.batch - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
     const int begin = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, middle), 0, p.total_q);
-    if (begin / t->tile_m + middle <= m_block) {
+    if (begin / rows + middle <= block) {
       low = middle;
     } else {
       high = middle - 1;
@@ -39,12 +37,24 @@ TANDEM_HOST_DEVICE int sequence_at(Config t, const BackwardParams& p, int m_bloc
   }
   return low;
 }
+// The sequence of a head's m_block in workspace.
+template <class Config>
+TANDEM_HOST_DEVICE int sequence_at(Config t, const BackwardParams& p, int m_block) {
+  if (!t->options.varlen || !p.cu_seqlens_q) return m_block / p.sequence_m_blocks;
+  return packed_sequence_at(p, m_block, t->tile_m);
+}
 
 // ---- Properties that not every architecture's configuration has ----
 
 template <class Config>
 TANDEM_HOST_DEVICE bool uses_ds_gmem(Config t) {
   if constexpr (requires { t->ds_gmem(); }) return t->ds_gmem();
+  return false;
+}
+// True if a chunk of dS has its heads of all sequences.
+template <class Config>
+TANDEM_HOST_DEVICE bool chunks_span_batch(Config t) {
+  if constexpr (requires { t->chunks_span_batch(); }) return t->chunks_span_batch();
   return false;
 }
 template <class Config>
@@ -65,15 +75,16 @@ TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
 
 // ---- Chunks of dS ----
 
-// Query heads count over the batch. n_blocks: the number of n_blocks of a head.
+// Query heads count over the batch, or with chunks_span_batch() within a sequence. n_blocks: the number of n_blocks of
+// a head.
 struct DsChunk {
   int first_head, heads, first_n_block, n_blocks;
 
   TANDEM_HOST_DEVICE explicit DsChunk(const BackwardParams& p) : DsChunk(p, p.counter[1]) {}
   TANDEM_HOST_DEVICE DsChunk(const BackwardParams& p, int number) {
-    const int of_head = (p.n_blocks + p.chunk_n_blocks - 1) / p.chunk_n_blocks;
+    const int of_head = larger((p.n_blocks + p.chunk_n_blocks - 1) / p.chunk_n_blocks, 1);
     first_head = number / of_head * p.chunk_heads;
-    heads = smaller(p.chunk_heads, p.batch * p.heads_q - first_head);
+    heads = smaller(p.chunk_heads, p.ds_heads - first_head);
     first_n_block = number % of_head * p.chunk_n_blocks;
     n_blocks = smaller(p.chunk_n_blocks, p.n_blocks - first_n_block);
   }
@@ -110,6 +121,49 @@ TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, c
   return larger(0, smaller(first + count, begin + p.dq_split_n_blocks) - larger(first, begin));
 }
 
+// The n_blocks of a chunk, [begin, end), that add to an m_block's dq, with chunks_span_batch(). The sum continues the
+// sum of earlier chunks. An m_block without visible keys exists in the first chunk.
+struct DqChunkSum {
+  int begin = 0, end = 0;
+  bool exists = false, continues = false, is_last = false;
+
+  DqChunkSum() = default;
+  template <class Config>
+  TANDEM_HOST_DEVICE DqChunkSum(Config t, const BackwardParams& p, const SequenceCoords& s, const DsChunk& chunk,
+                                int m_block) {
+    if (m_block * t->tile_m >= s.q_rows) return;
+    const int count = count_n_blocks(t, p, s, m_block), chunk_end = chunk.first_n_block + chunk.n_blocks;
+    const int first = count > 0 ? first_n_block(t, p, s, m_block) : 0, last = smaller(first + count, p.n_blocks);
+    begin = larger(first, chunk.first_n_block);
+    end = larger(begin, smaller(last, chunk_end));
+    exists = begin < end || (count == 0 && chunk.first_n_block == 0);
+    continues = begin < end && first < begin;
+    is_last = last <= chunk_end;
+  }
+  TANDEM_HOST_DEVICE bool has(int n_block) const { return n_block >= begin && n_block < end; }
+};
+
+// The m_blocks of a CTA of the dq kernel, with chunks_span_batch(): the query head and the first m_block. With a causal
+// mask the last m_blocks of dense sequences, whose sums are the longest, come first.
+struct DqPlace {
+  int head, sequence, first_m_block;
+
+  template <class Config>
+  TANDEM_HOST_DEVICE DqPlace(Config t, const BackwardParams& p, const DsChunk& chunk, int n) {
+    const int of_chunk = n % p.chunk_heads, block = n / p.chunk_heads;
+    head = of_chunk < chunk.heads ? chunk.first_head + of_chunk : -1;
+    if (t->options.varlen && p.cu_seqlens_q) {
+      sequence = packed_sequence_at(p, block, t->kDqRows);
+      const int begin = clamp(index_at(p.cu_seqlens_q, p.cu_seqlens_q_stride, sequence), 0, p.total_q);
+      first_m_block = (block - begin / t->kDqRows - sequence) * t->kDqMBlocks;
+    } else {
+      const int blocks = (p.sequence_m_blocks + t->kDqMBlocks - 1) / t->kDqMBlocks;
+      sequence = block % p.batch;
+      first_m_block = (blocks - 1 - block / p.batch) * t->kDqMBlocks;
+    }
+  }
+};
+
 // ---- Tiles ----
 
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
@@ -130,16 +184,27 @@ TANDEM_HOST_DEVICE bool uses_spt(Config t) {
   return false;
 }
 
-// The number of heads of a sequence that tiles are counted for.
+// The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
+template <class Config>
+TANDEM_HOST_DEVICE int tile_query_heads(Config t, const BackwardParams& p) {
+  return p.heads_q / (splits_q_heads(t) ? p.heads_k * p.m_splits : p.heads_k);
+}
+// The number of heads of a sequence that a launch's tiles are counted for.
 template <class Config>
 TANDEM_HOST_DEVICE int tile_heads(Config t, const BackwardParams& p) {
+  if (chunks_span_batch(t)) return DsChunk(p).heads / tile_query_heads(t, p);
   return p.heads_k * (splits_q_heads(t) ? p.m_splits : 1);
 }
-// True if a head of all sequences comes before the next head, because they share a bias. With dS in global memory the
-// result is false, because a chunk has consecutive heads of a sequence.
+// The number of n_blocks of a head in a launch.
+template <class Config>
+TANDEM_HOST_DEVICE int launch_n_blocks(Config t, const BackwardParams& p) {
+  return uses_ds_gmem(t) ? DsChunk(p).n_blocks : p.n_blocks;
+}
+// True if a head of all sequences comes before the next head, because they share a bias. The result is false if a chunk
+// of dS has consecutive heads of a sequence.
 template <class Config>
 TANDEM_HOST_DEVICE bool sequences_follow(Config t, const BackwardParams& p) {
-  return t->options.bias != Bias::none && p.bias_batch == 0 && !uses_ds_gmem(t);
+  return t->options.bias != Bias::none && p.bias_batch == 0 && (!uses_ds_gmem(t) || chunks_span_batch(t));
 }
 // The number of consecutive tiles that share an n_block and a head, from p.unsplit_tiles on.
 template <class Config>
@@ -151,14 +216,10 @@ template <class Config>
 TANDEM_HOST_DEVICE int parts_of_tile(Config t, const BackwardParams& p, const NBlockWork& tile) {
   return t->m_split && (splits_q_heads(t) || tile.split_block >= 0) ? p.m_splits : 1;
 }
-// The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
-template <class Config>
-TANDEM_HOST_DEVICE int tile_query_heads(Config t, const BackwardParams& p) {
-  return splits_q_heads(t) ? p.heads_q / (p.heads_k * p.m_splits) : 1;
-}
 template <class Config>
 TANDEM_HOST_DEVICE int chunk_tiles(Config t, const BackwardParams& p, const DsChunk& chunk) {
-  return chunk.heads * chunk.n_blocks / tile_query_heads(t, p) * tile_parts(t, p);
+  const int sequences = chunks_span_batch(t) ? p.batch : 1;
+  return sequences * chunk.heads * chunk.n_blocks / tile_query_heads(t, p) * tile_parts(t, p);
 }
 template <class Config>
 TANDEM_HOST_DEVICE int launch_tiles(Config t, const BackwardParams& p) {
@@ -190,6 +251,8 @@ TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& 
   if (uses_ds_gmem(t)) {
     const DsChunk chunk(p);
     const int of_tile = tile_query_heads(t, p), first = n / (p.l2_heads * chunk.n_blocks) * p.l2_heads;
+    if (chunks_span_batch(t))
+      return {first * chunk.n_blocks, first, smaller(heads - first, p.l2_heads), false, chunk.first_n_block};
     return {first * chunk.n_blocks, chunk.first_head / of_tile + first,
             smaller(chunk.heads / of_tile - first, p.l2_heads), false, chunk.first_n_block};
   }
@@ -218,8 +281,10 @@ TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p,
   const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
   int of_all = group.first_head + rest % group.heads;  // head index over the batch
   if (splits_q_heads(t)) m_split_idx = of_all % p.m_splits, of_all /= p.m_splits;
-  int sequence = of_all / p.heads_k, head_k = of_all - sequence * p.heads_k;
+  const int of_sequence = chunks_span_batch(t) ? tile_heads(t, p) : p.heads_k;
+  int sequence = of_all / of_sequence, head_k = of_all - sequence * of_sequence;
   if (sequences_follow(t, p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
+  if (chunks_span_batch(t)) head_k += DsChunk(p).first_head / tile_query_heads(t, p);
   NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls, split_block};
   const SequenceCoords s = sequence_coords(t, p, tile.sequence);
   const int first = tile.n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;

@@ -4,8 +4,8 @@
 #include "config/gradient_order.h"
 #include "config/score_options.h"
 
-// The accumulators of a tile: dk (with dq) and dv. Tensor memory has no capacity for both with wide heads. Wide heads
-// use two passes: dk tiles first, then dv tiles (for_dv in the kernel).
+// The accumulators of a tile: dk and dv. Tensor memory has no capacity for both with wide heads. Wide heads use two
+// passes: dk tiles first, whose dS goes to global memory, then dv tiles (for_dv in the kernel).
 enum class Accumulators { both, dk, dv };
 
 // The kernel's only template parameter. A CTA keeps the 128 keys and values of an n_block and iterates over the
@@ -13,7 +13,7 @@ enum class Accumulators { both, dk, dv };
 struct Sm100BackwardConfig {
   int head_dim = 128, head_dim_v = 128;  // rounded up to 16; two passes or CTA pair: to 64
   int q_stages = 2, dout_stages = 1;     // iterations in shared memory
-  int dq_stages = 2;                     // staging slots for parts of dq on their way to global memory
+  int dq_stages = 2;                     // staging slots for parts of dq; not with two_pass()
   bool two_cta = false;                  // two-CTA products: each CTA has 128 keys of an n_block
   Accumulators accumulators = Accumulators::both;
   bool spt = false;                   // iterations start at the diagonal: device/n_block_work.cuh
@@ -30,8 +30,13 @@ struct Sm100BackwardConfig {
   static constexpr int kCtaKeys = 128;
   constexpr int ctas() const { return two_cta ? 2 : 1; }
   constexpr int tile_n() const { return ctas() * kCtaKeys; }
-  static constexpr int threads() { return 512; }
+  static constexpr int cta_keys() { return kCtaKeys; }
+  constexpr int k_box() const { return two_pass() ? kDqKeys : kCtaKeys; }  // keys or values per TMA box
+  constexpr int threads() const { return 128 * (kComputing + 1 + !two_pass()); }
   constexpr bool two_pass() const { return accumulators != Accumulators::both; }
+  // The main kernel stores dS, in chunks of heads of all sequences. Another kernel computes dq (dq_kernel.cuh).
+  constexpr bool ds_gmem() const { return two_pass(); }
+  constexpr bool chunks_span_batch() const { return ds_gmem(); }
   // A CTA pair with wide keys. S and dP share columns, and queries and dout share a ring.
   constexpr bool two_cta_ring() const { return two_cta && head_dim > kCtaKeys; }
   constexpr bool makes_dk() const { return accumulators != Accumulators::dv; }
@@ -79,15 +84,15 @@ struct Sm100BackwardConfig {
   constexpr int stored_columns() const { return head_dim % 32 == 0 && head_dim_v % 32 == 0 ? 32 : 16; }
 
   // dq of an iteration is added to global memory in parts, one row per thread.
-  constexpr int dq_part_columns() const { return two_cta || two_pass() || head_dim % 32 != 0 ? 16 : 32; }
+  constexpr int dq_part_columns() const { return two_cta || head_dim % 32 != 0 ? 16 : 32; }
   // The maximum number of dq columns that a thread loads at once; more spill. Dropout needs the registers elsewhere.
   constexpr bool loads_dq_at_once() const { return two_cta_ring() && !options.dropout && !kSm103; }
-  constexpr int dq_loaded_columns() const { return two_pass() ? 48 : loads_dq_at_once() ? dq_columns() : 64; }
+  constexpr int dq_loaded_columns() const { return loads_dq_at_once() ? dq_columns() : 64; }
   constexpr int dq_part_floats() const { return tile_m * dq_part_columns(); }
   constexpr int dq_stages_bytes() const { return dq_stages * dq_part_floats() * 4; }
-  constexpr int dq_columns() const { return head_dim / ctas(); }  // per thread
-  constexpr int dq_floats() const { return tile_m * head_dim; }   // per iteration
-  constexpr int dq_semaphores() const { return ctas(); }          // per m_block
+  constexpr int dq_columns() const { return head_dim / ctas(); }          // per thread
+  constexpr int dq_floats() const { return tile_m * head_dim; }           // per iteration
+  constexpr int dq_semaphores() const { return ds_gmem() ? 0 : ctas(); }  // per m_block
   constexpr int postprocess_threads() const { return two_cta || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / postprocess_threads() / 2; }
   static constexpr int postprocess_pairs() { return 8; }  // pairs per batch; a larger batch compiles slower
@@ -111,11 +116,10 @@ struct Sm100BackwardConfig {
   //    ...  dK            [dk_columns]       dK             [128]
   //    ...  dQ            [dk_columns], if 512 columns suffice
   //
-  // In two passes dQ overwrites both: the columns from 128 on overwrite dP, the last 128 overwrite S. The dv pass has
-  // two buffers for S, for even and odd iterations:
+  // The first of two passes keeps P in registers. The dv pass has two buffers for S, for even and odd iterations:
   //
-  //    0    S, dQ         [128]           S, P   [128]
-  //    128  dP, dS, dQ    [128]           S, P   [128]
+  //    0    S             [128]           S, P   [128]
+  //    128  dP, dS        [128]           S, P   [128]
   //    256  dK            [head_dim]      dV     [head_dim_v]
   static constexpr int kTmemColumns = 512;
   // With two_cta_ring() S and dP overlap by a half. The next S follows when the first half of dP has been read:
@@ -134,19 +138,12 @@ struct Sm100BackwardConfig {
   constexpr int p_parts() const { return two_cta ? 2 : s_slots(); }
   constexpr unsigned tmem_dk() const { return tmem_dv() + (two_pass() ? 0 : dv_columns()); }
   constexpr bool dq_has_place() const { return !two_pass() && tmem_dk() + 2 * dk_columns() <= kTmemColumns; }
-  // Parts of dQ that are multiplied and read in sequence, each in its own columns.
-  constexpr int dq_pieces() const { return two_pass() && head_dim > tile_m ? 2 : 1; }
-  constexpr int dq_piece_begin(int piece) const {
-    if (piece == dq_pieces()) return dq_columns();
-    return piece > 0 ? head_dim - tile_m : 0;
-  }
-  constexpr unsigned tmem_dq(int piece = 0) const {
-    if (two_pass()) return piece == dq_pieces() - 1 ? tmem_s() : tmem_dp();
+  constexpr unsigned tmem_dq() const {
     if (two_cta_ring()) return tmem_dv() - dq_columns();
     if (two_cta) return tmem_s() + tile_m / 2;
     return dq_has_place() ? tmem_dk() + dk_columns() : tmem_dp();
   }
-  // All scores of an iteration are read before the first is used, because dQ overwrites them.
+  // All scores of an iteration are read before the first is used, because dQ or the next S overwrites them.
   constexpr bool reads_scores_ahead() const { return accumulators == Accumulators::dk || two_cta; }
   constexpr bool tmem_fits() const {
     if (two_pass()) return tmem_dv() + (head_dim > head_dim_v ? head_dim : head_dim_v) <= kTmemColumns;
@@ -178,8 +175,7 @@ struct Sm100BackwardConfig {
   constexpr int ring_blocks() const {
     if (two_cta_ring()) return ctas() * (kTwoCtaBlocks - 2 * k_blocks() - v_blocks() - tile_m / 64 - 1);
     if (!two_pass()) return 1;
-    const int for_dk = v_blocks() + tile_m / 64 + dq_stages_bytes() / kBlockBytes;
-    return kTwoPassBlocks - k_blocks() - (makes_dk() ? for_dk : 1);
+    return kTwoPassBlocks - k_blocks() - (makes_dk() ? v_blocks() + tile_m / 64 : 1);
   }
 
   // Shared memory besides the blocks: -lse and delta of each iteration, the current tile, barriers.
@@ -206,15 +202,25 @@ struct Sm100BackwardConfig {
   constexpr int dbias_smem_bytes() const { return score_smem_bytes() + 4 * kCtaKeys * tile_m; }
   constexpr int captured_smem_bytes() const { return score_smem_bytes() + 8 * (kCtaKeys + 1) * (tile_m / 2) + 1024; }
 
+  // The kernel of dq (dq_kernel.cuh): a CTA has two m_blocks, a stage 64 keys and their dS. 8 warps store dq.
+  static constexpr int kDqMBlocks = 2, kDqRows = kDqMBlocks * tile_m;
+  static constexpr int kDqKeys = 64, kDqKernelStages = 3;
+  constexpr int dq_smem_bytes() const { return kDqKernelStages * 2 * kDqKeys * (k_columns() + kDqRows) + kSmallBytes; }
+
   // Registers per thread, by role. The compiler needs more for the products of sm_103a.
   constexpr int compute_registers() const {
+    if (two_pass()) return 208;
     if (!kSm103) return loads_dq_at_once() ? 168 : 184;
-    return two_pass() ? 176 : two_cta && !has_ring() ? 160 : 168;
+    return two_cta && !has_ring() ? 160 : 168;
   }
   constexpr int dq_registers() const { return loads_dq_at_once() ? 120 : kSm103 && !two_cta_ring() ? 72 : 88; }
-  constexpr int other_registers() const { return !kSm103 ? 56 : has_ring() ? 88 : two_cta ? 120 : 104; }
+  constexpr int other_registers() const {
+    return two_pass() ? 88 : !kSm103 ? 56 : has_ring() ? 88 : two_cta ? 120 : 104;
+  }
   constexpr bool registers_fit() const {
-    return kComputing * compute_registers() + dq_registers() + other_registers() <= 65536 / 128;
+    const int of_threads = 65536 / threads() / 8 * 8;  // registers of a thread at launch
+    return kComputing * compute_registers() + (two_pass() ? 0 : dq_registers()) + other_registers() <=
+           threads() / 128 * of_threads;
   }
 
   constexpr bool fits() const {

@@ -39,7 +39,8 @@ TANDEM_DEVICE bool skip_empty_tiles(const BackwardParams& p, int* counter, int n
   const bool of_one = group.first_head / of_sequence == (group.first_head + group.heads - 1) / of_sequence;
   if (group.heads == 1 || (of_one && !sequences_follow<T>(p))) {
     const int n_blocks = (s.k_rows + T.tile_n() - 1) / T.tile_n();
-    atomicMax(counter, parts * (group.first + group.heads * (p.n_blocks - (group.falls ? n_blocks : 0))));
+    atomicMax(counter,
+              parts * (group.first + group.heads * (launch_n_blocks(constant<T>, p) - (group.falls ? n_blocks : 0))));
   }
   return true;
 }

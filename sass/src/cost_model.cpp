@@ -122,7 +122,8 @@ class CostCounter {
     const std::vector<FoundLoop> found = synchronised_loops();
     // A forward adds no numbers in global memory. Exponentials cannot decide, because softcap needs as many as the
     // scores.
-    cost_model_.backward = std::ranges::find(found, Role::reduction, &FoundLoop::role) != found.end();
+    cost_model_.backward =
+        cost_model_.shape.backward || std::ranges::find(found, Role::reduction, &FoundLoop::role) != found.end();
     const std::vector<const Loop*> steps = step_loops(found);
     for (const Loop* loop : steps) add(*loop);
     for (const FoundLoop& outer : found) {

@@ -20,6 +20,7 @@ struct Shape {
   int head_dim = 0, head_dim_v = 0;
   int rows = 0, keys = 0;  // work of a block between two steps of keys
   int load_waits = 2;      // waits of the load warp per step: keys, values
+  bool backward = false;   // known to be a backward pass
 };
 
 // One path through a role's loop over steps of keys.

@@ -28,10 +28,10 @@ class ArchPlanner {
   virtual int64_t block_mask_queries() const = 0;
   virtual int64_t block_mask_keys() const = 0;
 
-  // Sets the kernel, m_splits and, for a kernel with ds_gmem, the chunk of a backward's schedule.
+  // Sets the kernel and m_splits of a backward's schedule, and the chunk if the kernel depends on it.
   virtual void select_backward(const Problem& p, const Tuning& tuning, BackwardSchedule* schedule) const = 0;
-  // Sets the members that follow from the chunk, for a kernel with ds_gmem. The other members are set.
-  virtual void set_ds_chunks(const Problem& p, BackwardSchedule* schedule) const = 0;
+  // Sets the chunk and the members that follow from it, for a kernel with ds_gmem. The other members are set.
+  virtual void set_ds_chunks(const Problem& p, const Tuning& tuning, BackwardSchedule* schedule) const = 0;
   virtual const BackwardOrderTuning& backward_order(const Tuning& tuning) const = 0;
   // Returns false if no launch may begin before the previous one has ended.
   virtual bool overlaps_launches(const Tuning&) const { return true; }

@@ -130,7 +130,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv follow the tiles of dk
   t.grid = ctas * std::min(sms / ctas, t.tiles * (twice ? 2 : 1));
   t.accumulates_dq = !t.tile.single_n_block && !t.tile.ds_gmem;
-  if (t.tile.ds_gmem) planner.set_ds_chunks(p, &t);
+  if (t.tile.ds_gmem) planner.set_ds_chunks(p, tuning, &t);
   if (t.tile.captured && !t.tile.captured_per_score && p.total_q > 0)
     t.captured_blocks = p.batch * p.heads_q * ctas * t.n_blocks;
   if (!p.dbias) return;
@@ -167,13 +167,13 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
                               .overlap_previous = blocks > 0});
   }
   const bool may_overlap = p.sm_limit == 0;
-  if (t.dq_ctas > 0 && has_main(p, t)) {
+  if (t.dq_ctas > 0) {
     plan->launches.push_back({.entry = EntryId::dq,
                               .grid = static_cast<uint32_t>(t.dq_ctas),
                               .block = static_cast<uint32_t>(t.tile.threads),
                               .shared_bytes = static_cast<uint32_t>(t.dq_smem_bytes),
                               .overlap_previous = may_overlap});
-    plan->repeat = {plan->launches.size() - 2, plan->launches.size(), t.ds_chunks};
+    if (has_main(p, t)) plan->repeat = {plan->launches.size() - 2, plan->launches.size(), t.ds_chunks};
   }
   const auto threads = static_cast<uint32_t>(t.tile.postprocess_threads);
   const bool accumulates_dkv = t.m_splits > 1 && (p.dk || p.dv);

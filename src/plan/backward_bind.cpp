@@ -128,6 +128,7 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->ds = t.tile.ds_gmem && p.dq ? workspace + t.ds_offset : nullptr;
   params->ds_semaphore = reinterpret_cast<int*>(workspace + t.ds_semaphore_offset);
   params->ds_semaphore_count = t.ds_semaphore_count;
+  params->ds_heads = static_cast<int>(t.chunk.all_heads);
   params->chunk_heads = static_cast<int>(t.chunk.heads);
   params->chunk_n_blocks = static_cast<int>(t.chunk.n_blocks);
   params->ds_row_stride = static_cast<int>(t.chunk.row_n_blocks);
@@ -225,6 +226,7 @@ std::vector<gpu::NamedBuffer> BackwardPass::tensors_of(const Problem& p, const P
     case EntryId::dq:
       buffers.add_inputs(p);
       buffers.add_query_gradient(p);
+      buffers.add_lengths(p);
       break;
     case EntryId::postprocess:
       buffers.add_query_gradient(p);

@@ -22,8 +22,9 @@ struct BackwardKernel {
     short_q = t.short_q;
   }
   BackwardKernel(const Sm100BackwardConfig& t)  // NOLINT(google-explicit-constructor)
-      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.kCtaKeys, t.two_pass()) {
+      : BackwardKernel(t, t.ctas(), t.q_box_rows(), t.k_box(), t.two_pass()) {
     stores_dkv_by_tma = true;
+    ds_gmem = t.ds_gmem();
     two_cta_ring = t.two_cta_ring();
   }
 

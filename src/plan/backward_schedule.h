@@ -9,9 +9,9 @@
 namespace tandem::plan {
 
 // A part of dS that is in memory at once (device/ds_chunk.cuh). Such a chunk has all n_blocks of `heads` query heads,
-// counted over the batch, or `n_blocks` of one head.
+// or `n_blocks` of one head. all_heads: BackwardParams::ds_heads.
 struct ChunkSizes {
-  int64_t heads = 0;  // 0: no division keeps dS within its budget
+  int64_t heads = 0, all_heads = 0;  // heads 0: no division keeps dS within its budget
   int64_t n_blocks = 0;
   int64_t row_n_blocks = 0;  // n_blocks that a row of dS has space for
   int64_t bytes = 0;

@@ -6,6 +6,7 @@
 #include "kernels/on_gpu.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
+#include "reference/reference.h"
 
 namespace tandem::test {
 namespace {
@@ -160,6 +161,69 @@ TEST(KernelsSchedules, ChunksOfOneHead) {
   EXPECT_EQ(schedule.chunk.n_blocks, 128);
   EXPECT_EQ(schedule.ds_chunks, 2 * 3);
   expect_good_with(tuning, {flags});
+}
+
+plan::Tuning with_blackwell_chunks(int64_t chunk_tiles) {
+  plan::Tuning tuning;
+  tuning.sm100.backward.ds_chunk_tiles = chunk_tiles;
+  return tuning;
+}
+
+// Blackwell: chunks of whole heads or of n_blocks of one head, of all sequences together. The last chunk may be short.
+TEST(KernelsSchedules, ChunksOfDsOnBlackwell) {
+  if (is_hopper()) GTEST_SKIP();
+  const struct {
+    const char* flags;
+    int64_t chunk_tiles, chunks;
+  } cases[] = {
+      {"--head-dim 256 --head-dim-v 256 --seqlen-q 130 --seqlen-k 200 --heads-q 4 --heads-k 2 --causal 1", 512, 1},
+      {"--head-dim 256 --head-dim-v 256 --seqlen-q 300 --seqlen-k 290 --heads-q 3 --heads-k 3 --batch 2", 6, 2},
+      {"--head-dim 256 --head-dim-v 256 --seqlen-q 260 --seqlen-k 600 --heads-q 2 --heads-k 1 --batch 2", 2, 3},
+      {"--head-dim 256 --head-dim-v 128 --seqlen-q 300 --seqlen-k 300 --heads-q 2 --heads-k 2 --causal 1", 1, 6},
+      {"--head-dim 192 --head-dim-v 256 --seqlen-q 400 --seqlen-k 500 --heads-q 2 --heads-k 1 --left 150 --right 5", 1,
+       4},
+      {"--head-dim 128 --head-dim-v 256 --seqlen-q 140 --seqlen-k 300 --heads-q 2 --heads-k 1 --float32 g "
+       "--accumulate 1",
+       2, 2},
+      {"--head-dim 256 --head-dim-v 256 --heads-q 4 --heads-k 2 --packed 1 --lengths-q 20,0,300,150 --lengths-k "
+       "200,4,260,0 --causal 1",
+       1, 6},
+      {"--head-dim 256 --head-dim-v 256 --seqlen-q 200 --seqlen-k 420 --heads-q 2 --heads-k 1 --blocks hostile "
+       "--mask-mod (q^k)&3!=0 --dtype f16",
+       1, 4},
+      {"--head-dim 256 --head-dim-v 256 --seqlen-q 70 --seqlen-k 200 --heads-q 4 --heads-k 2 --batch 2 --bias f32 "
+       "--bias-shape 1hij --gradients qkvb",
+       2, 2},
+  };
+  for (const auto& c : cases) {
+    const plan::Tuning tuning = with_blackwell_chunks(c.chunk_tiles);
+    const std::string flags = kQkv + c.flags;
+    EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.ds_chunks, c.chunks) << c.flags;
+    expect_good_with(tuning, {flags});
+  }
+}
+
+// Sums of dq pass from chunk to chunk without rounding, so that chunks do not change bits.
+TEST(KernelsSchedules, ChunksKeepBitsOnBlackwell) {
+  if (is_hopper()) GTEST_SKIP();
+  const std::string flags = kServed + kWide + "--seqlen-q 140 --seqlen-k 500 --heads-q 2 --heads-k 1 --causal 1";
+  Instance in(from_flags(flags));
+  Outputs exact = in.exact_outputs(TANDEM_FORWARD);
+  reference::forward(in.exact_problem(TANDEM_FORWARD, &exact));
+  in.give_results(&exact);
+  std::vector<std::byte> expected;
+  for (const int64_t chunk_tiles : {512, 1, 3}) {
+    const ForcedTuning forced(with_blackwell_chunks(chunk_tiles));
+    Outputs outputs = in.outputs(TANDEM_BACKWARD);
+    DeviceCall call(*the_gpu(), in, TANDEM_BACKWARD, outputs);
+    call.prepare();
+    call.allocate_workspace();
+    call.forward(the_gpu()->stream());
+    call.fetch(the_gpu()->stream());
+    const std::vector<std::byte> bytes = bytes_of(outputs.dq);
+    if (expected.empty()) expected = bytes;
+    EXPECT_EQ(bytes == expected, true) << chunk_tiles;
+  }
 }
 
 // Sums of dq over one, two and three n_blocks, which are added in order.

@@ -7,32 +7,31 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// Copies a piece of an iteration's dq from column `from` on, and arrives at dq_empty after the last load. The loads
-// before it are as small as possible, because their columns wait for free slots and so for other CTAs' additions.
-template <int piece, Sm100BackwardConfig T>
-TANDEM_DEVICE void stage_piece(SharedStorage<T>& s, PipelineState<T.dq_stages>& slot, u32 from, u32 steps) {
-  constexpr int begin = T.dq_piece_begin(piece), end = T.dq_piece_begin(piece + 1);
-  constexpr int kColumns = T.dq_part_columns(), kLoaded = T.dq_loaded_columns();
-  constexpr int kFirst = end - (end - begin + kLoaded - 1) / kLoaded * kLoaded;  // at most begin
+// Copies an iteration's dq from column `from` on, and arrives at dq_empty after the last load. The loads before it are
+// as small as possible, because their columns wait for free slots and so for other CTAs' additions.
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE void stage_iteration(SharedStorage<T>& s, PipelineState<T.dq_stages>& slot, u32 from, u32 steps) {
+  constexpr int end = T.dq_columns(), kColumns = T.dq_part_columns(), kLoaded = T.dq_loaded_columns();
+  constexpr int kFirst = end - (end + kLoaded - 1) / kLoaded * kLoaded;  // at most 0
   const int lane = threadIdx.x % 32;
-  mbarrier_wait(&s.dq_ready[piece], steps & 1);
+  mbarrier_wait(&s.dq_ready, steps & 1);
   tcgen05_fence_after();
 #pragma unroll
   for (int column = kFirst; column < end; column += kLoaded) {
     float x[kLoaded / kColumns][kColumns] = {};
 #pragma unroll
     for (int n = 0; n < kLoaded / kColumns; ++n) {
-      if (const int at = column + n * kColumns; at >= begin) tmem_load(x[n], from + at - begin);
+      if (const int at = column + n * kColumns; at >= 0) tmem_load(x[n], from + at);
     }
     tmem_wait_load(x);
     if (column + kLoaded == end) {
       tcgen05_fence_before();
       __syncwarp();
-      if (lane == 0) arrive_at_leader<T>(&s.dq_empty[piece]);
+      if (lane == 0) arrive_at_leader<T>(&s.dq_empty);
     }
 #pragma unroll
     for (int n = 0; n < kLoaded / kColumns; ++n) {
-      if (column + n * kColumns < begin) continue;
+      if (column + n * kColumns < 0) continue;
       mbarrier_wait(&s.dq_slot_free[slot.index], slot.phase ^ 1);
       float4* const to = reinterpret_cast<float4*>(s.dq[slot.index]) + threadIdx.x % 128;
 #pragma unroll
@@ -46,8 +45,8 @@ TANDEM_DEVICE void stage_piece(SharedStorage<T>& s, PipelineState<T.dq_stages>& 
   }
 }
 template <Sm100BackwardConfig T>
+  requires(!T.two_pass())
 TANDEM_DEVICE void stage_dq(const BackwardParams& p, SharedStorage<T>& s) {
-  constexpr int kLast = T.dq_pieces() - 1;
   const u32 lanes = static_cast<u32>(warp_uniform(threadIdx.x / 32 % 4)) * 32 << 16;
   PipelineState<T.dq_stages> slot;
   u32 steps = 0;
@@ -58,12 +57,14 @@ TANDEM_DEVICE void stage_dq(const BackwardParams& p, SharedStorage<T>& s) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&s.kv_empty);
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, ++steps) {
-      stage_piece<0>(s, slot, lanes + T.tmem_dq(0), steps);
-      if constexpr (kLast > 0) stage_piece<kLast>(s, slot, lanes + T.tmem_dq(kLast), steps);
-    }
+    for (int i = 0; i < count; ++i, ++steps) stage_iteration(s, slot, lanes + T.tmem_dq(), steps);
   }
 }
+
+// Two passes have no dq in the main kernel.
+template <Sm100BackwardConfig T>
+  requires(T.two_pass())
+TANDEM_DEVICE void stage_dq(const BackwardParams&, SharedStorage<T>&) {}
 
 // Adds the staged dq to global memory. A semaphore orders the additions of n_blocks: the first n_block finds 0 and
 // stores. CTAs take tiles in this order and wait only for earlier tiles. In a CTA pair each CTA has half of the queries
@@ -134,17 +135,5 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
                        count_n_blocks_before<T>(p, sequence, step, tile));
     }
     accumulation.release();
-  }
-}
-
-// stages: the role is stage_dq. The dv pass has no dq.
-template <Sm100BackwardConfig T>
-TANDEM_DEVICE void reduce_dq(const BackwardParams& p, SharedStorage<T>& s, bool stages) {
-  if constexpr (T.makes_dk()) {
-    if (stages) {
-      stage_dq(p, s);
-    } else if (elect_one()) {
-      accumulate_dq(p, s);
-    }
   }
 }

@@ -113,13 +113,13 @@ TANDEM_DEVICE u16* staging_of_dv(SharedStorage<T>& s) {
   }
 }
 
-// Waits until dk and dv of a tile are complete. steps, summed: the iterations and the dv tiles so far.
+// Waits until dk and dv of a tile are complete. steps, summed: the iterations and the tiles so far.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE void wait_for_gradients(SharedStorage<T>& s, u32 steps, u32& summed) {
-  if constexpr (T.makes_dk()) {  // dQ is the last product
-    mbarrier_wait(&s.dq_ready[T.dq_pieces() - 1], (steps & 1) ^ 1);
+  if constexpr (!T.two_pass()) {  // dQ is the last product
+    mbarrier_wait(&s.dq_ready, (steps & 1) ^ 1);
   } else {
-    mbarrier_wait(&s.dv_ready, summed & 1);
+    mbarrier_wait(&s.dkv_ready, summed & 1);
     ++summed;
   }
 }

@@ -3,8 +3,7 @@
 //
 // A CTA takes n_blocks of a key head and keeps their 128 keys and values. The CTA iterates over the queries that see
 // them, 128 at a time. dk and dv stay in tensor memory. Scores are transposed (keys in the lanes), as the products over
-// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq_reduce.cuh);
-// prepost/bwd_postprocess.cuh rounds it.
+// queries require. dQ = dS' K is added in float32, in the order of n_blocks (dq_reduce.cuh).
 //
 //    load     | mma                 | two warpgroups, 64 queries each | dq
 //    Q, K     | S = K Q'            |                                 |
@@ -16,11 +15,12 @@
 //    Q''      | dV += P' dO'        |                                 | added to memory
 //             | S'' ...             | dS' = P' (dP' - delta)          |
 //
-// A CTA pair exchanges halves of dS (two_cta_load.cuh, two_cta_mma.cuh). Wide heads use two passes, one for dk and dq
-// and one for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). The products that one thread
-// issues need no barriers between each other, because the tensor core executes them in the order of issue. A commit
-// covers all earlier products. dp_ready therefore signals that the previous dS has been read, and s_ready that P has
-// been read. In a pair, dq_ready covers dS in shared memory. The last dq_ready of a tile covers dk and dv.
+// A CTA pair exchanges halves of dS (two_cta_load.cuh, two_cta_mma.cuh). Wide heads use two passes, one for dk and one
+// for dv, with queries and dout in a ring (two_pass_load.cuh, two_pass_mma.cuh). Another kernel computes their dQ from
+// dS in global memory (dq_kernel.cuh). Products need no barriers between each other, because the tensor core executes
+// them in the order of issue. A commit covers all earlier products. dp_ready therefore signals that the previous dS has
+// been read, and s_ready that P has been read. In a pair, dq_ready covers dS in shared memory. The last dq_ready of a
+// tile covers dk and dv.
 //
 // A barrier's name states what is true after the wait (SharedStorage in smem.cuh). Arrivals:
 //
@@ -28,15 +28,16 @@
 //    *_peer_full          1 per CTA: rows beyond the sequence are zero, in both CTAs of a pair; without varlen 1, and
 //                         the bytes of both CTAs
 //    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
-//    s_ready, dp_ready, dq_ready, dv_ready             1, by commit: results in tensor memory
+//    s_ready, dp_ready, dq_ready, dkv_ready            1, by commit: results in tensor memory
 //    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
 //    dq_empty, dq_slot_full   4 warps
-//    dq_slot_free         1: the addition from the slot is complete
+//    dq_slot_free, ds_empty   1: the addition is complete; the store has read dS
 //    kv_empty             all warps that read the tile
 #pragma once
 #include "sm100/backward/captured.cuh"
 #include "sm100/backward/dbias.cuh"
-#include "sm100/backward/dq_reduce.cuh"
+#include "sm100/backward/dq_kernel.cuh"
+#include "sm100/backward/ds_store.cuh"
 #include "sm100/backward/one_cta_load.cuh"
 #include "sm100/backward/one_cta_mma.cuh"
 #include "sm100/backward/relay.cuh"
@@ -46,15 +47,16 @@
 #include "sm100/backward/two_pass_load.cuh"
 #include "sm100/backward/two_pass_mma.cuh"
 
-enum class BackwardRole { compute, stage_dq, mma, load, relay, accumulate_dq };
+// store: accumulates dq, or stores dS.
+enum class BackwardRole { compute, stage_dq, mma, load, relay, store };
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE BackwardRole role_of(int warp) {
-  constexpr int kOthers = 4 * (T.kComputing + 1);
+  constexpr int kOthers = T.threads() / 32 - 4;
   if (warp < 4 * T.kComputing) return BackwardRole::compute;
   if (warp < kOthers) return BackwardRole::stage_dq;
   if (warp == kOthers) return BackwardRole::mma;
   if (warp == kOthers + 1) return BackwardRole::load;
-  return warp == kOthers + 2 ? BackwardRole::relay : BackwardRole::accumulate_dq;
+  return warp == kOthers + 2 ? BackwardRole::relay : BackwardRole::store;
 }
 
 template <Sm100BackwardConfig T>
@@ -108,12 +110,12 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       break;
     case BackwardRole::stage_dq:
       setmaxnreg_dec<T.dq_registers()>();
-      do_tiles<T>(p, shared, [&](auto& s) { reduce_dq(p, s, true); });
+      stage_dq(p, shared);
       break;
     default:
       setmaxnreg_dec<T.other_registers()>();
       do_tiles<T>(p, shared, [&](auto& s) {
-        if (role == BackwardRole::accumulate_dq) reduce_dq(p, s, false);
+        if (role == BackwardRole::store && elect_one()) store_dq_or_ds(p, s);
         if constexpr (T.two_cta) {
           if (role == BackwardRole::mma && elect_one())
             cta_rank<T>() == 0 ? mainloop_two_cta_mma(p, s) : relay_ds(p, s);

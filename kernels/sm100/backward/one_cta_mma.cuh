@@ -41,7 +41,7 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
   };
   auto mma_dp = [&] {
     wait(s.dout_full(dout_ring.index), dout_ring.phase);
-    if (!T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);  // previous iteration's dQ
+    if (!T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);  // previous iteration's dQ
     const u64 v = by_rows(s.v), dout = by_rows(s.dout[dout_ring.index]);
 #pragma unroll
     for (int c = 0; c < T.head_dim_v / 16; ++c)
@@ -68,11 +68,11 @@ TANDEM_DEVICE void mainloop_one_cta_mma(const BackwardParams& p, SharedStorage<T
     q_ring.advance();
   };
   auto mma_dq = [&] {
-    if (T.dq_has_place()) wait(s.dq_empty, (steps & 1) ^ 1);
+    if (T.dq_has_place()) wait(&s.dq_empty, (steps & 1) ^ 1);
     const u64 ds = by_columns(s.ds), k = by_columns(s.k);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c) tcgen05_mma_ss<1>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c), kDqProduct, c > 0);
-    tcgen05_commit<1>(s.dq_ready);
+    tcgen05_commit<1>(&s.dq_ready);
   };
 
   for (u32 tile_idx = 0;; ++tile_idx) {

@@ -6,9 +6,9 @@
 #include "ptx/warp.cuh"
 #include "sm100/backward/smem.cuh"
 
-// Zeroes the rows from `used` to 128 and signals.
+// Zeroes the rows from `used` to kRows and signals.
+template <int kRows = Sm100BackwardConfig::tile_m>
 TANDEM_DEVICE void pass(u64* tma_full, u64* peer_full, u32 parity, u16* block, int columns, int used) {
-  constexpr int kRows = Sm100BackwardConfig::tile_m;
   const int lane = threadIdx.x % 32;
   mbarrier_wait(tma_full, parity);
   if (warp_any(used < kRows)) {

@@ -71,7 +71,10 @@ struct ScoreTile {
     const int head_k = head / (p.heads_q / p.heads_k);
 #pragma unroll 1
     for (int c = 0; c < columns_of(n); c += 64) {
-      tma_load(to.keys + c * T.kCtaKeys, n == kScores ? &p.k : &p.v, &s.tma_full[n], c, key, head_k, batch);
+#pragma unroll 1
+      for (int r = 0; r < T.kCtaKeys; r += T.k_box())
+        tma_load(to.keys + c * T.kCtaKeys + r * 64, n == kScores ? &p.k : &p.v, &s.tma_full[n], c, key + r, head_k,
+                 batch);
 #pragma unroll 1
       for (int r = 0; r < T.tile_m; r += T.q_box_rows())
         tma_load(to.queries + c * T.tile_m + r * 64, n == kScores ? &p.q : &p.dout, &s.tma_full[n], c, query + r, head,

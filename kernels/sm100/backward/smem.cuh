@@ -50,12 +50,17 @@ struct Operands {
   alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];              // rows are keys; CTA pair: all keys, half of the queries
   alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];  // in fragment order
 };
+template <Sm100BackwardConfig T, bool = T.two_pass()>
+struct DqSlots {
+  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];
+};
 template <Sm100BackwardConfig T>
-struct Operands<T, true, true> {
+struct DqSlots<T, true> {};
+template <Sm100BackwardConfig T>
+struct Operands<T, true, true> : DqSlots<T> {
   alignas(1024) u16 k[T.kCtaKeys * T.k_columns()];
   alignas(1024) u16 v[T.kCtaKeys * T.v_columns()];
   alignas(1024) u16 ds[T.kCtaKeys * T.tile_m];
-  alignas(1024) float dq[T.dq_stages][T.dq_part_floats()];
   alignas(1024) u16 ring[T.ring_blocks()][T.ring_block_bytes() / 2];
 };
 template <Sm100BackwardConfig T>
@@ -78,9 +83,10 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   u64 s_ready[T.s_slots()], dp_ready;
   u64 p_ready[T.p_parts()], ds_ready;                        // 4 warps of each MMA warpgroup
   u64 s_empty;                                               // 4 warps each; dk pass and CTA pair: scores were read
-  u64 dq_ready[T.dq_pieces()], dq_empty[T.dq_pieces()];      // empty: 4 warps have loaded dq
+  u64 dq_ready, dq_empty;                                    // empty: 4 warps have loaded dq
   u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
-  u64 dv_ready;                                              // dv pass: dv of the tile is complete
+  u64 ds_empty;                                              // dk pass: the store to global memory has read dS
+  u64 dkv_ready;                                             // two passes: dk or dv of the tile is complete
   u64 lse_delta_tma_full[2], lse_delta_empty[2];             // T.lse_delta_alone(); empty: by commit, unused in a pair
   // barriers of the ring
   u64 ring_tma_full[T.ring_blocks()], ring_empty[T.ring_blocks()], ring_peer_full[T.ring_blocks()];
@@ -90,7 +96,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   NBlockWork tile;  // valid after k_tma_full and k_full(); n_block -1: no tile
   u32 tensor_memory;
 
-  static constexpr int kTileWarps = 4 * T.kComputing + (T.makes_dk() ? 5 : 0) + 1 + T.has_relay_warp();
+  static constexpr int kTileWarps = 4 * T.kComputing + T.has_relay_warp() + (!T.two_pass() ? 6 : T.makes_dk() ? 2 : 1);
 
   static constexpr bool kPeerFull = T.has_relay_warp() || T.two_cta;
 
@@ -121,7 +127,7 @@ TANDEM_DEVICE void arrive_at_leader(u64* barrier, bool written = false) {
 // The dv pass counts its tiles separately.
 template <Sm100BackwardConfig T>
 TANDEM_DEVICE int* counter_of(const BackwardParams& p) {
-  return p.counter + (T.accumulators == Accumulators::dv ? 1 : 0);
+  return p.counter + (T.accumulators == Accumulators::dv ? 3 : 0);
 }
 
 // Reads tile `tile_idx`. Whole warps must call this function. n_block -1: no tiles remain.
@@ -184,7 +190,7 @@ template <Sm100BackwardConfig T>
 TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   constexpr int kComputeWarps = 4 * T.kComputing;
   constexpr int ctas = T.ctas(), kPeers = T.leader_counts() ? 1 : ctas;
-  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.dv_ready}) mbarrier_init(barrier, 1);
+  for (u64* barrier : {&s.k_tma_full, &s.v_tma_full, &s.dp_ready, &s.ds_empty, &s.dkv_ready}) mbarrier_init(barrier, 1);
   for (u64* barrier : {&s.k_peer_full, &s.v_peer_full}) mbarrier_init(barrier, kPeers);
   for (int i = 0; i < T.q_stages; ++i) {
     for (u64* barrier : {&s.q_tma_full[i], &s.q_empty[i]}) mbarrier_init(barrier, 1);
@@ -221,10 +227,8 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   for (int i = 0; i < T.s_slots(); ++i) mbarrier_init(&s.s_ready[i], 1);
   for (int i = 0; i < T.p_parts(); ++i) mbarrier_init(&s.p_ready[i], kComputeWarps * ctas);
   mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
-  for (int i = 0; i < T.dq_pieces(); ++i) {
-    mbarrier_init(&s.dq_ready[i], 1);
-    mbarrier_init(&s.dq_empty[i], 4 * ctas);
-  }
+  mbarrier_init(&s.dq_ready, 1);
+  mbarrier_init(&s.dq_empty, 4 * ctas);
   for (int i = 0; i < T.dq_stages; ++i) {
     mbarrier_init(&s.dq_slot_full[i], 4);
     mbarrier_init(&s.dq_slot_free[i], 1);

@@ -49,6 +49,7 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
     for (int n = 0; n < 4; ++n)
       row.smem[row.at ^ (4 * c + n)] = {{ds[c][4 * n], ds[c][4 * n + 1], ds[c][4 * n + 2], ds[c][4 * n + 3]}};
   };
+  if constexpr (T.two_pass()) mbarrier_wait(&s.ds_empty, (steps & 1) ^ 1);
   constexpr bool kDqAfterDp = T.two_cta && !T.two_cta_ring();  // the product of the previous dQ may still read dS
   auto store_ds = [&](int c) { tmem_store(dp_at + (T.tmem_ds() - T.tmem_dp()) + c * (kChunk / 2), ds[c]); };
 #pragma unroll
@@ -65,7 +66,7 @@ TANDEM_DEVICE float step_ds(const float (&x)[StepAt<T>::kChunks][kChunk], const 
   fence_proxy_async();  // also because TMA may overwrite lse and delta after dK
   if constexpr (T.two_cta) signal<T>(&s.ds_ready);
   if constexpr (kDqAfterDp) {
-    mbarrier_wait(s.dq_ready, (steps & 1) ^ 1);  // previous dQ has read dS, in both CTAs
+    mbarrier_wait(&s.dq_ready, (steps & 1) ^ 1);  // previous dQ has read dS, in both CTAs
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) write_ds(c);
     fence_proxy_async();

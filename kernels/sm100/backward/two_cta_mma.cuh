@@ -59,7 +59,7 @@ struct TwoCtaProducts {
 
   TANDEM_DEVICE void mma_s() {
     wait_peer_full(s.q_full(0), scores & 1);
-    wait(s.dq_empty, (summed & 1) ^ 1);
+    wait(&s.dq_empty, (summed & 1) ^ 1);
     const u64 k = by_rows(s.k), q = by_rows(s.q[0]);
 #pragma unroll
     for (int c = 0; c < T.head_dim / 16; ++c)
@@ -105,7 +105,7 @@ struct TwoCtaProducts {
     wait(&s.two_cta.ds_tma_full, summed & 1);
     wait_cluster(&s.two_cta.ds_peer_full, summed & 1);
     if (last) {
-      wait(s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
+      wait(&s.dq_empty, (summed & 1) ^ 1);  // overwrites the previous dQ
     } else {
       wait(&s.s_empty, (scores & 1) ^ 1);  // overwrites the next iteration's scores
     }
@@ -113,7 +113,7 @@ struct TwoCtaProducts {
 #pragma unroll
     for (int c = 0; c < T.tile_n() / 16; ++c)
       tcgen05_mma_ss<2>(T.tmem_dq(), ds + rows_16(c), k + rows_16(c) / (T.two_cta_ring() ? 2 : 1), kDqProduct, c > 0);
-    tcgen05_commit<2>(s.dq_ready);
+    tcgen05_commit<2>(&s.dq_ready);
     ++summed;
   }
 
@@ -168,7 +168,7 @@ struct TwoCtaRingProducts : TwoCtaProducts<T> {
     TANDEM_DEVICE void advance() { --left; }
   };
   TANDEM_DEVICE void scores(const Steps&) {
-    wait(s.dq_empty, (summed & 1) ^ 1);
+    wait(&s.dq_empty, (summed & 1) ^ 1);
     wait(&s.two_cta.dp_half_empty, (Base::scores & 1) ^ 1);
     multiply_rows(T.tmem_s(), s.k, T.head_dim);
     tcgen05_commit<2>(s.s_ready);
@@ -185,7 +185,7 @@ struct TwoCtaRingProducts : TwoCtaProducts<T> {
     });
   }
   TANDEM_DEVICE void dp(const Steps&) {
-    wait(s.dq_empty, (summed & 1) ^ 1);
+    wait(&s.dq_empty, (summed & 1) ^ 1);
     multiply_rows(T.tmem_dp(), s.v, T.head_dim_v);
     tcgen05_commit<2>(&s.dp_ready);
   }

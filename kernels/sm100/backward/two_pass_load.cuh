@@ -47,12 +47,16 @@ TANDEM_DEVICE void load_two_pass(const BackwardParams& p, SharedStorage<T>& s) {
                       int batch) {
     mbarrier_expect_tx(tma_full, columns / 64 * T.kBlockBytes);
 #pragma unroll 1
-    for (int c = 0; c < columns; c += 64) tma_load(to + c * T.kCtaKeys, map, tma_full, c, row, tile.head_k, batch);
+    for (int c = 0; c < columns; c += 64)
+#pragma unroll 1
+      for (int r = 0; r < T.kCtaKeys; r += T.k_box())
+        tma_load(to + c * T.kCtaKeys + r * 64, map, tma_full, c, row + r, tile.head_k, batch);
   };
+  const int tiles = launch_tiles<T>(p);
   u32 tile_idx = 0;
   for (;;) {
     const int n = atomicAdd(counter_of<T>(p), 1);
-    if (n >= p.tiles) break;
+    if (n >= tiles) break;
     const NBlockWork tile = n_block_work_at<T>(p, n);
     loads.sequence = sequence_coords<T>(p, tile.sequence);
     if (skip_empty_tiles<T>(p, counter_of<T>(p), n, tile, loads.sequence)) continue;

@@ -4,12 +4,11 @@
 #include "ptx/tcgen05.cuh"
 #include "sm100/backward/smem.cuh"
 
-// The order of issue protects products that share columns of tensor memory, and barriers protect the threads' reads. S
-// overwrites dQ after threads have read it. dQ overwrites S after threads have read it, and dS after dK has read it.
+// The order of issue protects products that share columns of tensor memory: dP overwrites dS after dK has read it.
+// Barriers protect the threads' reads. ds_ready orders dP after the previous dP has been read.
 template <Sm100BackwardConfig T>
 struct TwoPassProducts {
   static constexpr int kSteps = T.tile_m / 16;  // products of 16 inner elements (queries or keys)
-  static constexpr int kLast = T.dq_pieces() - 1;
 
   SharedStorage<T>& s;
   bool first;                                 // first iteration of the tile
@@ -64,13 +63,8 @@ struct TwoPassProducts {
     tcgen05_commit<1>(&s.lse_delta_empty[steps & 1]);
     if (T.wait_products) wait(&s.lse_delta_empty[steps & 1], steps / 2 & 1);
   }
-  TANDEM_DEVICE void wait_until_scores_are_read() { wait(&s.s_empty, (issued & 1) ^ 1); }
-
   TANDEM_DEVICE void scores(const MBlockIterator<T>&) {
-    if constexpr (T.makes_dk()) {
-      wait_until_scores_are_read();
-      wait(&s.dq_empty[kLast], (steps & 1) ^ 1);
-    }
+    if constexpr (T.makes_dk()) wait(&s.s_empty, (issued & 1) ^ 1);
     multiply_rows(T.tmem_s() + s_ring.index * T.tile_m, s.k, T.head_dim);
     tcgen05_commit<1>(&s.s_ready[s_ring.index]);
     s_ring.advance();
@@ -78,7 +72,6 @@ struct TwoPassProducts {
   }
   TANDEM_DEVICE void dp(const MBlockIterator<T>&) {
     if constexpr (T.makes_dk()) {
-      if (kLast > 0) wait(&s.dq_empty[0], (steps & 1) ^ 1);
       multiply_rows(T.tmem_dp(), s.v, T.head_dim_v);
       tcgen05_commit<1>(&s.dp_ready);
     }
@@ -87,27 +80,12 @@ struct TwoPassProducts {
     if constexpr (T.makes_dk()) {
       wait(&s.ds_ready, steps & 1);
       add_columns(T.tmem_dk(), T.tmem_dp(), T.head_dim);
-#pragma unroll
-      for (int piece = 0; piece <= kLast; ++piece) multiply_dq(piece);
     } else {
       wait(&s.p_ready[p_ring.index], p_ring.phase);
       add_columns(T.tmem_dv(), T.tmem_s() + p_ring.index * T.tile_m, T.head_dim_v);
       p_ring.advance();
     }
     ++steps;
-  }
-  TANDEM_DEVICE void multiply_dq(int piece) {
-    const int begin = T.dq_piece_begin(piece);
-    const u32 product = tcgen05_instr_desc(MmaLayout::tn, T.options.f16, T.tile_m, T.dq_piece_begin(piece + 1) - begin);
-    if (piece == kLast) {
-      wait_until_scores_are_read();
-      wait(&s.dq_empty[kLast], (steps & 1) ^ 1);
-    }
-    const u64 ds = by_columns(s.ds), k = by_columns(s.k + begin * T.kCtaKeys);
-#pragma unroll
-    for (int c = 0; c < kSteps; ++c)
-      tcgen05_mma_ss<1>(T.tmem_dq(piece), ds + rows_16(c), k + rows_16(c), product, c > 0);
-    tcgen05_commit<1>(&s.dq_ready[piece]);
   }
 };
 
@@ -123,7 +101,7 @@ TANDEM_DEVICE void mainloop_two_pass_mma(const BackwardParams& p, SharedStorage<
     if (steps.left > 0) {
       products.first = true;
       in_order<T>(steps, products);
-      if constexpr (!T.makes_dk()) tcgen05_commit<1>(&s.dv_ready);
+      tcgen05_commit<1>(&s.dkv_ready);
     }
     mbarrier_arrive(&s.kv_empty);
   }

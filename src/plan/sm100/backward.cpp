@@ -32,16 +32,24 @@ bool uses_two_cta(const Problem& p, const Sm100BackwardTuning& tuning) {
 }
 
 bool uses_spt(const Problem& p, const Sm100BackwardConfig& config, const Sm100BackwardTuning& tuning) {
-  if (!may_use_spt(p, config)) return false;
+  if (!may_use_spt(p, config) || config.ds_gmem()) return false;
   const int64_t bytes = p.group() * p.seqlen_q * query_bytes(config.head_dim, config.head_dim_v);
   return p.batch_invariant || bytes <= tuning.spt_l2_bytes;
 }
 
-constexpr int kMinRingBlocks = 5;  // their products take longer than a load
-
 void set_head_dims(const Problem& p, int64_t multiple, Sm100BackwardConfig* config) {
   config->head_dim = static_cast<int>(round_up(p.head_dim, multiple));
   config->head_dim_v = static_cast<int>(round_up(p.head_dim_v, multiple));
+}
+
+// Bytes of the dS of an m_block and n_block.
+constexpr int64_t kDsBlockBytes = int64_t{2} * Sm100BackwardConfig::tile_m * Sm100BackwardConfig::kCtaKeys;
+
+// Returns the maximum number of n_blocks that an m_block sees.
+int64_t row_n_blocks(const Problem& p, const Sm100BackwardConfig& config, int64_t n_blocks) {
+  if (!config.options.bounded_left || p.window_right == TANDEM_UNBOUNDED) return n_blocks;
+  const int64_t visible = std::clamp<int64_t>(p.window_left + p.window_right, 0, p.seqlen_k);  // one may be negative
+  return std::min(n_blocks, ceil_div(visible + config.tile_m, int64_t{config.kCtaKeys}) + 1);
 }
 
 // Sets the maximum number of stages that fit: first of q, then of dout, then of dq. Returns false if none fit.
@@ -70,14 +78,52 @@ Sm100BackwardConfig select_sm100_backward(const Problem& p, const Sm100Tuning& t
     t.q_stages = t.dout_stages = 1;
     t.dq_stages = 2;
   } else if (!set_one_cta_stages(&t)) {
-    // Tensor memory has no space for all accumulators of wide heads: dk and dq, then dv, in two passes.
+    // Tensor memory has no space for all accumulators of wide heads: dk and dS, then dv, in two passes.
     set_head_dims(p, 64, &t);
     t.accumulators = Accumulators::dk;
-    t.q_stages = t.dout_stages = 1;
-    t.dq_stages = t.ring_blocks() > kMinRingBlocks ? 4 : 2;  // two more slots take a block of the ring
+    t.q_stages = t.dout_stages = t.dq_stages = 1;
   }
   t.spt = uses_spt(p, t, tuning.backward);
   return t;
+}
+
+// A chunk has whole heads if they fit, else some n_blocks of one head.
+void set_sm100_ds_chunks(const Problem& p, const Sm100BackwardTuning& tuning, BackwardSchedule* schedule) {
+  BackwardSchedule& t = *schedule;
+  ChunkSizes& chunk = t.chunk;
+  const int64_t group = p.group(), n_blocks = std::max(t.n_blocks, 1);
+  int64_t heads_k = std::max<int64_t>(p.heads_k, 1);
+  chunk.n_blocks = n_blocks;
+  if (p.dq) {
+    const int64_t tile_bytes = std::max<int64_t>(group * t.m_blocks * kDsBlockBytes, 1);
+    const int64_t rows_q = p.packed_q() ? p.total_q : p.batch * p.seqlen_q;
+    const int64_t rows_k = p.packed_k() ? p.total_k : p.batch * p.seqlen_k;
+    const int64_t elements = rows_q * p.heads_q * p.head_dim + rows_k * p.heads_k * (p.head_dim + p.head_dim_v);
+    const int64_t bytes = std::max(tuning.ds_bytes_per_gradient * elements, tuning.min_ds_bytes);
+    const int64_t most = std::max<int64_t>(tuning.ds_chunk_tiles.value_or(bytes / tile_bytes), 1);
+    chunk.row_n_blocks = row_n_blocks(p, t.tile.for_blackwell(), n_blocks);
+    if (chunk.row_n_blocks <= most) {
+      heads_k = ceil_div(heads_k, ceil_div(heads_k, std::min(most / chunk.row_n_blocks, heads_k)));
+    } else {
+      heads_k = 1;
+      chunk.n_blocks = chunk.row_n_blocks = ceil_div(n_blocks, ceil_div(n_blocks, most));
+    }
+    chunk.bytes = heads_k * chunk.row_n_blocks * tile_bytes;
+  }
+  chunk.tile_heads = group;
+  chunk.heads = heads_k * group;
+  chunk.all_heads = p.heads_q;
+  t.ds_chunks = ceil_div(std::max<int64_t>(p.heads_k, 1), heads_k) * ceil_div(n_blocks, chunk.n_blocks);
+  const int64_t tiles = p.batch * heads_k * chunk.n_blocks, passes = p.dv && (p.dq || p.dk) ? 2 : 1;
+  t.grid = static_cast<int>(std::min(int64_t{t.grid}, tiles * passes));
+  t.l2_heads = static_cast<int>(std::clamp<int64_t>(t.l2_heads, 1, std::max<int64_t>(p.batch * heads_k, 1)));
+  t.accumulates_dq = p.dq && chunk.n_blocks < n_blocks;
+  if (!p.dq || p.total_q == 0) return;
+  constexpr int64_t kRows = Sm100BackwardConfig::kDqRows, kMBlocks = Sm100BackwardConfig::kDqMBlocks;
+  const int64_t blocks =
+      p.packed_q() ? p.total_q / kRows + p.batch + 1 : p.batch * ceil_div(int64_t{t.sequence_m_blocks}, kMBlocks);
+  t.dq_ctas = std::min(chunk.heads, p.heads_q) * blocks;
+  t.dq_smem_bytes = t.tile.for_blackwell().dq_smem_bytes();
 }
 
 }  // namespace tandem::plan

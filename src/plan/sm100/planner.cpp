@@ -37,7 +37,9 @@ class Sm100Planner final : public ArchPlanner {
     schedule->tile = select_sm100_backward(p, tuning.sm100);
     schedule->m_splits = 1;
   }
-  void set_ds_chunks(const Problem&, BackwardSchedule*) const override {}
+  void set_ds_chunks(const Problem& p, const Tuning& tuning, BackwardSchedule* schedule) const override {
+    set_sm100_ds_chunks(p, tuning.sm100.backward, schedule);
+  }
   bool overlaps_launches(const Tuning& tuning) const override { return tuning.sm100.switches.overlap_launches; }
   const BackwardOrderTuning& backward_order(const Tuning& tuning) const override { return tuning.sm100.backward.order; }
 
@@ -53,7 +55,7 @@ class Sm100Planner final : public ArchPlanner {
     const Sm100BackwardConfig& t = kernel.for_blackwell();
     const std::string stages =
         t.two_pass() ? str_cat(
-                           "in two passes, for dk with dq and for dv, because tensor memory has no capacity for "
+                           "in two passes, for dk with dS and for dv, because tensor memory has no capacity for "
                            "both; ",
                            t.ring_blocks(), " and ", t.for_dv().ring_blocks(),
                            " blocks of 64 columns of queries and dout in shared memory, ")
@@ -71,15 +73,17 @@ class Sm100Planner final : public ArchPlanner {
   }
 
   // P and dS are in tensor memory; dq reads dS from shared memory. Two CTAs divide the B operands of their MMAs and
-  // send each other half of dS. Two passes multiply S twice, and load q again for each MMA of it.
+  // send each other half of dS. Two passes multiply S twice, and load q again for each MMA of it. With ds_gmem the dq
+  // kernel loads K once for two m_blocks.
   double iteration_smem_bytes(const BackwardKernel& kernel) const override {
     const Sm100BackwardConfig& t = kernel.for_blackwell();
     const double m = Sm100BackwardConfig::tile_m, n = Sm100BackwardConfig::kCtaKeys, ctas = t.ctas();
     const double dims = t.head_dim + t.head_dim_v, again = t.two_pass() ? t.head_dim : 0;
     const double scores = (n + m / ctas) * (dims + again), keys = m * dims / ctas;
-    const double queries = n * (m * t.dq_pieces() + t.head_dim);
+    const double queries = n * (m + t.head_dim);
     const double written = m * n + m * iteration_columns(kernel) + (t.two_cta ? m * n : 0);
-    return ctas * kElement * (scores + keys + queries + written) + 2 * kFloat * t.dq_floats();
+    const double dq = t.ds_gmem() ? kElement * n * (2 * m + t.head_dim / 2.0) : 2 * kFloat * t.dq_floats();
+    return ctas * kElement * (scores + keys + queries + written) + dq;
   }
   double iteration_columns(const BackwardKernel& kernel) const override {
     return kernel.two_pass ? 3 * kernel.head_dim + 2 * kernel.head_dim_v : kernel.head_dim + kernel.head_dim_v;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "config/sm100_forward.h"
 #include "config/sm90_forward.h"
@@ -42,6 +43,10 @@ struct Sm100BackwardTuning {
   int64_t two_cta_clocks = 2816, head_dim_clocks = 16, head_dim_v_clocks = 6, fixed_clocks = 640;
 
   int64_t spt_l2_bytes = 32 << 20;  // bytes of q, dout and dq_accum of a group of heads
+
+  // The maximum bytes of a chunk of dS: per element of the gradients, but at least min_ds_bytes.
+  int64_t ds_bytes_per_gradient = 6, min_ds_bytes = int64_t{1} << 30;
+  std::optional<int64_t> ds_chunk_tiles;  // if set: the n_blocks of all key heads of a chunk
 
   BackwardOrderTuning order{.sms = kB200Sms, .prefers_even_groups = true};
 };

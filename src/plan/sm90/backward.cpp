@@ -222,6 +222,7 @@ void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {
     t.chunk.n_blocks = t.n_blocks;
     t.chunk.row_n_blocks = t.chunk.bytes = 0;
   }
+  t.chunk.all_heads = p.batch * p.heads_q;
   t.ds_chunks = ceil_div(p.batch * p.heads_q, t.chunk.heads) * ceil_div(t.n_blocks, t.chunk.n_blocks);
   const int64_t heads = t.chunk.heads / t.chunk.tile_heads, parts = config.split_q_heads ? 1 : t.m_splits;
   t.grid = static_cast<int>(std::min<int64_t>(t.grid, heads * t.chunk.n_blocks * parts));

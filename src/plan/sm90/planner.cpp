@@ -53,7 +53,9 @@ class Sm90Planner final : public ArchPlanner {
   void select_backward(const Problem& p, const Tuning& tuning, BackwardSchedule* schedule) const override {
     select_sm90_backward(p, tuning.sm90.backward, schedule);
   }
-  void set_ds_chunks(const Problem& p, BackwardSchedule* schedule) const override { set_sm90_ds_chunks(p, schedule); }
+  void set_ds_chunks(const Problem& p, const Tuning&, BackwardSchedule* schedule) const override {
+    set_sm90_ds_chunks(p, schedule);
+  }
   const BackwardOrderTuning& backward_order(const Tuning& tuning) const override { return tuning.sm90.backward.order; }
 
   std::string explain_tile(const Problem& p, const ForwardKernel& kernel) const override {

@@ -106,7 +106,8 @@ TEST(BackwardPlan, TilesOfBlackwellFit) {
       if (t.two_pass()) {
         EXPECT_TRUE(t.for_dv().fits());
         EXPECT_EQ(plan.launches[1].grid, 6u);  // three n_blocks, of dk and of dv
-        EXPECT_EQ(plan.launches[2].block, dim > 128 ? 256u : 128u);
+        EXPECT_EQ(plan.launches[2].entry, plan::EntryId::dq);
+        EXPECT_EQ(plan.launches[2].grid, 1u);  // two m_blocks of 128 queries
         continue;
       }
       EXPECT_GE(t.q_stages, 2);
@@ -391,10 +392,10 @@ TEST(BackwardPlan, ShortestFirstOnBlackwell) {
   EXPECT_TRUE(schedule(p).tile.ctas == 2 && schedule(p).tile.spt);
   expect_last_heads_fill(schedule(p), 64, blackwell());
   const int64_t l2_bytes = plan::kTuning.sm100.backward.spt_l2_bytes;
-  const int64_t fitting = l2_bytes / plan::query_bytes(128, 128), fitting_256 = l2_bytes / plan::query_bytes(256, 256);
+  const int64_t fitting = l2_bytes / plan::query_bytes(128, 128);
   EXPECT_TRUE(schedule(causal(fitting / 8, 64, 8, 128)).tile.spt);
   EXPECT_FALSE(schedule(causal(fitting / 4, 64, 8, 128)).tile.spt);
-  EXPECT_TRUE(schedule(causal(fitting_256, 64, 64, 256)).tile.spt);
+  EXPECT_FALSE(schedule(causal(4096, 64, 64, 256)).tile.spt);  // tiles with dS in global memory do not wait
   EXPECT_FALSE(schedule(causal(2 * fitting, 4, 4, 128)).tile.spt);
   p = causal(4096, 64, 64, 128);
   p.window_left = 100;

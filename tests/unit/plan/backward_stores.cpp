@@ -23,7 +23,8 @@ class BackwardStores {
   void preprocess() {
     ranges_.store("workspace.counter", counter_, 0, kBackwardCounters * kInt);
     if (splits_q_heads(t)) ranges_.store("workspace.dkv_semaphore", p.dkv_semaphore, 0, p.dkv_semaphore_count * kInt);
-    if (uses_ds_gmem(t)) ranges_.store("workspace.ds_semaphore", p.ds_semaphore, 0, p.ds_semaphore_count * kInt);
+    if (uses_ds_gmem(t) && p.ds_semaphore_count > 0)
+      ranges_.store("workspace.ds_semaphore", p.ds_semaphore, 0, p.ds_semaphore_count * kInt);
     for_extremes(int64_t{p.heads_q} * p.m_blocks, [&](int64_t block) {
       for_extremes(dq_splits(t, p), [&](int64_t split) {
         const int64_t at = dq_block_at(t, p, block, static_cast<int>(split));
@@ -58,6 +59,10 @@ class BackwardStores {
     for_extremes(chunks, [&](int64_t number) {
       counters_[1] = static_cast<int>(number);
       const DsChunk chunk(p);
+      if constexpr (requires { t->chunks_span_batch(); }) {
+        dq_of_batch(chunk);
+        return;
+      }
       for_extremes(chunk.heads, [&](int64_t n) {
         const int of_all = chunk.first_head + static_cast<int>(n), head = of_all % p.heads_q;
         const SequenceCoords s = sequence_coords(t, p, of_all / p.heads_q);
@@ -151,6 +156,25 @@ class BackwardStores {
   }
 
  private:
+  // The kernel of dq whose chunks have heads of all sequences.
+  void dq_of_batch(const DsChunk& chunk) {
+    for_extremes(chunk.heads, [&](int64_t n) {
+      const int head = chunk.first_head + static_cast<int>(n);
+      for_extremes(p.m_blocks, [&](int64_t block) {
+        const SequenceCoords s = sequence_coords(t, p, sequence_at(t, p, static_cast<int>(block)));
+        const int m_block = static_cast<int>(block) - s.first_m_block;
+        const DqChunkSum sum(t, p, s, chunk, m_block);
+        if (!sum.exists) return;
+        if (sum.is_last) {
+          dq_rows(s, head, m_block);
+        } else {
+          ranges_.store("workspace.dq_accum", p.dq_accum, dq_sums_at(t, m_block_at(p, s, head, m_block)) * kFloat,
+                        t->dq_floats() * kFloat);
+        }
+      });
+    });
+  }
+
   void main_tile(const NBlockWork& tile) {
     const SequenceCoords s = sequence_coords(t, p, tile.sequence);
     if (t->options.varlen && tile.n_block * t->tile_n() >= s.k_rows) return;  // skip_empty_tiles()
@@ -159,7 +183,7 @@ class BackwardStores {
     int first = 0, heads = 0;
     set_query_heads(t, p, tile, &first, &heads);
     for_extremes(heads, [&](int64_t n) {
-      if (uses_ds_gmem(t) && p.ds) {
+      if (uses_ds_gmem(t) && p.ds_semaphore_count > 0) {
         const int64_t at = ds_semaphore_at(p, s, first + static_cast<int>(n), tile.n_block);
         ranges_.store("workspace.ds_semaphore", p.ds_semaphore, at * kInt, kInt);
       }
@@ -178,7 +202,7 @@ class BackwardStores {
   }
 
   void iteration(const NBlockWork& tile, const SequenceCoords& s, int head, int m_block) {
-    if (t->options.block_mask && m_block * t->tile_m >= s.q_len) return;
+    if (t->options.block_mask && !is_listed(tile, s, m_block)) return;
     int64_t at = m_block_at(p, s, head, m_block);
     if constexpr (requires { t->ds_gmem(); }) {
       const int64_t bytes = int64_t{2} * cta_keys() * t->tile_m;
@@ -206,6 +230,13 @@ class BackwardStores {
                         t->dq_part_floats() * kFloat);
       }
     }
+  }
+
+  // Returns true if a block mask's table may have the pair: the queries exist, and a window does not hide all keys.
+  bool is_listed(const NBlockWork& tile, const SequenceCoords& s, int m_block) const {
+    if (m_block * t->tile_m >= s.q_len) return false;
+    const int first = first_n_block(t, p, s, m_block);
+    return tile.n_block >= first && tile.n_block < first + count_n_blocks(t, p, s, m_block);
   }
 
   // dk and dv of a split of one CTA's n_block, in the order of the threads' fragments.

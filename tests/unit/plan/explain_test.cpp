@@ -135,7 +135,7 @@ TEST(PlanFloor, BackwardOfOneWideTilePerSmOfBlackwell) {
   const Floor f = plan::floor_of(p, plan::make_plan(p, blackwell()), blackwell());
   EXPECT_EQ(f.mma_clocks, 6 * 1024);
   EXPECT_EQ(f.exp_clocks, 2 * 1024);
-  EXPECT_EQ(f.shared_clocks, 3 * 1024 + 2 * 512 + 1024 + 256 + 2048 + 5 * 512);  // docs/design/sm100_backward.md
+  EXPECT_EQ(f.shared_clocks, 3 * 1024 + 2 * 512 + 768 + 256 + 768 + 5 * 512);  // docs/design/sm100_backward.md
 }
 
 TEST(PlanFloor, WhatBinds) {
@@ -194,7 +194,7 @@ TEST(PlanReasons, SayThatWideGradientsAreApart) {
     for (const std::string& line : plan::reasons(p, plan::make_plan(p, blackwell()), blackwell())) text += line + "\n";
     for (const char* said : expected) EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   };
-  expect_said(192, {"in two passes, for dk with dq and for dv", "4 and 10 blocks of 64 columns",
+  expect_said(192, {"in two passes, for dk with dS and for dv", "6 and 10 blocks of 64 columns",
                     "6 blocks on 148 SMs for 3 tiles each of dk and dv"});
   expect_said(128, {"4 blocks of 8192 bytes", "4 blocks on 148 SMs for 2 tiles"});
 }

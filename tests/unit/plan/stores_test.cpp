@@ -116,6 +116,7 @@ plan::Tuning random_tuning(Random& r) {
   if (r.chance(0.5))
     tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys =
         r.between(64, 700);
+  if (r.chance(0.7)) tuning.sm100.backward.ds_chunk_tiles = r.between(1, 40);
   tuning.sm100.backward.two_cta_clocks = r.chance(0.5) ? 0 : int64_t{1} << 30;
   if (r.chance(0.5))
     tuning.sm90.forward_row = static_cast<size_t>(r.between(0, int64_t{std::size(plan::kSm90TuningRows)} - 1));
@@ -136,12 +137,18 @@ std::string overlapping_regions(const plan::Plan& plan) {
 // Counts of the walks: plans, stores, schedules of Hopper's backward, launches of each entry.
 struct Seen {
   int64_t plans = 0, stores = 0, schedules[6] = {}, chunked = 0, entries[plan::kEntryIds] = {};
+  int64_t chunked_blackwell = 0, continued = 0;  // continued: sums of dq pass from chunk to chunk
 
   void add(const plan::Plan& plan) {
     ++plans;
     for (const plan::PlannedLaunch& launch : plan.launches) ++entries[static_cast<size_t>(launch.entry)];
     const auto* config = std::get_if<Sm90BackwardConfig>(&plan.backward.tile.kernel);
-    if (plan.pass != plan::pass_of(TANDEM_BACKWARD) || config == nullptr) return;
+    if (plan.pass != plan::pass_of(TANDEM_BACKWARD)) return;
+    if (config == nullptr) {
+      chunked_blackwell += plan.backward.ds_chunks > 1;
+      continued += plan.backward.accumulates_dq && plan.backward.tile.ds_gmem;
+      return;
+    }
     ++schedules[static_cast<size_t>(config->schedule)];
     chunked += plan.backward.ds_chunks > 1;
   }
@@ -199,6 +206,8 @@ TEST(Stores, OfRandomProblems) {
   EXPECT_GT(seen.plans, static_cast<int64_t>(kProblems));
   EXPECT_GT(seen.stores, 20 * seen.plans);
   EXPECT_GT(seen.chunked, 1000);
+  EXPECT_GT(seen.chunked_blackwell, 1000);
+  EXPECT_GT(seen.continued, 1000);
   for (const int64_t plans : seen.schedules) EXPECT_GT(plans, 500);
   for (size_t n = 0; n < plan::kEntryIds; ++n) {
     const auto entry = static_cast<plan::EntryId>(n);

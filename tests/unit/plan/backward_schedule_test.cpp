@@ -285,6 +285,44 @@ TEST(BackwardPlan, DsChunks) {
   EXPECT_FALSE(hopper_schedule(wide(1, 64, 2, 2)).tile.ds_gmem);  // one n_block
 }
 
+// Blackwell: a chunk has whole key heads of all sequences within the tuned memory, or n_blocks of one key head.
+TEST(BackwardPlan, DsChunksOfBlackwell) {
+  const plan::Sm100BackwardTuning& tuning = plan::kTuning.sm100.backward;
+  constexpr int64_t kBlockBytes = int64_t{2} * 128 * 128;
+  const auto expect_sound = [&](Problem p, bool divides_heads) {
+    SCOPED_TRACE(testing::Message() << p.seqlen_k << ", heads " << p.heads_q << ", batch " << p.batch);
+    const plan::Plan plan = plan::make_plan(p, blackwell());
+    const plan::BackwardSchedule& t = plan.backward;
+    EXPECT_TRUE(t.tile.ds_gmem && t.tile.two_pass);
+    EXPECT_EQ(t.chunk.n_blocks < t.n_blocks, divides_heads);
+    EXPECT_EQ(t.accumulates_dq, divides_heads);
+    EXPECT_EQ(t.chunk.heads % p.group(), 0);
+    EXPECT_TRUE(!divides_heads || t.chunk.heads == p.group());
+    EXPECT_EQ(t.ds_chunks, plan::ceil_div(p.heads_q, t.chunk.heads) * plan::ceil_div(t.n_blocks, t.chunk.n_blocks));
+    EXPECT_EQ(plan.repeat.times, t.ds_chunks);
+    EXPECT_EQ(bytes_of(plan, "workspace.ds"),
+              static_cast<size_t>(t.chunk.heads * t.m_blocks * t.chunk.row_n_blocks * kBlockBytes));
+    const int64_t elements =
+        p.batch * (p.seqlen_q * p.heads_q * p.head_dim + p.seqlen_k * p.heads_k * (p.head_dim + p.head_dim_v));
+    EXPECT_LE(t.chunk.bytes, std::max(tuning.ds_bytes_per_gradient * elements, tuning.min_ds_bytes));
+    const int64_t heads = t.chunk.heads, n_blocks = t.chunk.n_blocks;
+    p.sm_limit = 3;
+    const plan::ChunkSizes limited = plan::make_plan(p, blackwell()).backward.chunk;
+    EXPECT_TRUE(limited.heads == heads && limited.n_blocks == n_blocks);
+  };
+  expect_sound(wide(1, 4096, 16, 16), false);
+  expect_sound(wide(8, 4096, 16, 2), true);
+  expect_sound(wide(1, 16384, 8, 8), false);
+  expect_sound(wide(1, 32768, 4, 1), true);
+  Problem p = wide(1, 32768, 4, 1);
+  p.window_right = 0, p.window_left = 1000;  // rows of few n_blocks
+  expect_sound(p, false);
+  EXPECT_EQ(plan::make_plan(p, blackwell()).backward.chunk.row_n_blocks, 10);
+  p.dq = {};  // all tiles are one chunk, and no dS is in memory
+  EXPECT_EQ(plan::make_plan(p, blackwell()).repeat.times, 1);
+  EXPECT_EQ(bytes_of(plan::make_plan(p, blackwell()), "workspace.ds"), 0u);
+}
+
 // Query heads of a group run one by one, and add dk and dv in their order. Under a causal mask a tile may have two
 // query heads, if tiles are short and many.
 TEST(BackwardPlan, QueryHeadsOfDsChunks) {

@@ -286,7 +286,7 @@ TEST(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {
     const std::vector<uint64_t> one = bits_on_gpus(in, {1, TANDEM_CP_CONTIGUOUS, TANDEM_CP_GATHER, 64}, &error);
     for (const Division& division :
          {Division{2, TANDEM_CP_BALANCED, TANDEM_CP_GATHER, 64}, Division{3, TANDEM_CP_STRIPED, TANDEM_CP_RING, 64},
-          Division{2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 128}}) {
+          Division{2, TANDEM_CP_ZIGZAG, TANDEM_CP_HEADS, 64}}) {
       EXPECT_EQ(bits_on_gpus(in, division, &error), one) << division.text();
       EXPECT_EQ(error, "");
     }

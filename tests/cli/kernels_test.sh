@@ -50,7 +50,7 @@ longest=$(awk '{ if (length > longest) longest = length } END { print longest }'
 expect 0 "dbias: " explain --backward --bias f32 --card h100
 expect 0 "kernel     backward_bf16_d64_128x128x" explain --backward --device vgpu:b200
 expect 0 "nothing is launched" explain --backward --batch 0
-expect 0 "kernel     backward_bf16_d256_128x128_apart3" explain --backward --preset qwen --device vgpu:b200
+expect 0 "kernel     backward_bf16_d256_128x128_apart4" explain --backward --preset qwen --device vgpu:b200
 expect 2 "must be a multiple of 8" explain --head-dim 20
 expect 2 "must be bfloat16 or float16" explain --dtype f32
 expect 2 "only GPUs have a plan" explain --device cpu
@@ -93,7 +93,7 @@ grep -q "^forward_bf16_d64_.*_pages16_.*_varlen: compiled in" output || fail "ca
 expect 2 "must be bfloat16 or float16" cache warm --dtype f32
 expect 0 "backward_bf16_d64_128x128x3x2_dq_split: compiled in " cache warm --backward
 grep -q "^forward_bf16_d64_" output || fail "cache warm --backward leaves the forward out"
-expect 0 "backward_bf16_d256_128x128_apart3" cache warm --presets --backward --device vgpu:b200
+expect 0 "backward_bf16_d256_128x128_apart4" cache warm --presets --backward --device vgpu:b200
 expect 0 "backward_bf16_d64_128x128x" cache list
 listed=$(grep -cE "sm_(90|100)a" output)
 expect 0 "removed $listed kernels" cache clear

@@ -110,7 +110,7 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
       break;
     case BackwardRole::stage_dq:
       setmaxnreg_dec<T.dq_registers()>();
-      stage_dq(p, shared);
+      do_tiles<T>(p, shared, [&](auto& s) { stage_dq(p, s); });
       break;
     default:
       setmaxnreg_dec<T.other_registers()>();

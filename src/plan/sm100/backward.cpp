@@ -100,7 +100,10 @@ void set_sm100_ds_chunks(const Problem& p, const Sm100BackwardTuning& tuning, Ba
     const int64_t rows_k = p.packed_k() ? p.total_k : p.batch * p.seqlen_k;
     const int64_t elements = rows_q * p.heads_q * p.head_dim + rows_k * p.heads_k * (p.head_dim + p.head_dim_v);
     const int64_t bytes = std::max(tuning.ds_bytes_per_gradient * elements, tuning.min_ds_bytes);
-    const int64_t most = std::max<int64_t>(tuning.ds_chunk_tiles.value_or(bytes / tile_bytes), 1);
+    const int64_t sm_tiles =
+        std::min(ceil_div(tuning.order.sms, std::max<int64_t>(p.batch, 1)), tuning.max_ds_bytes / tile_bytes);
+    const int64_t chosen = tuning.ds_chunk_tiles.value_or(std::max(bytes / tile_bytes, sm_tiles));
+    const int64_t most = std::max<int64_t>(chosen, 1);
     chunk.row_n_blocks = row_n_blocks(p, t.tile.for_blackwell(), n_blocks);
     if (chunk.row_n_blocks <= most) {
       heads_k = ceil_div(heads_k, ceil_div(heads_k, std::min(most / chunk.row_n_blocks, heads_k)));

@@ -44,8 +44,9 @@ struct Sm100BackwardTuning {
 
   int64_t spt_l2_bytes = 32 << 20;  // bytes of q, dout and dq_accum of a group of heads
 
-  // The maximum bytes of a chunk of dS: per element of the gradients, but at least min_ds_bytes.
-  int64_t ds_bytes_per_gradient = 6, min_ds_bytes = int64_t{1} << 30;
+  // The maximum bytes of a chunk of dS: per element of the gradients, but at least min_ds_bytes. A chunk with fewer
+  // tiles than SMs may have max_ds_bytes.
+  int64_t ds_bytes_per_gradient = 6, min_ds_bytes = int64_t{1} << 30, max_ds_bytes = int64_t{4} << 30;
   std::optional<int64_t> ds_chunk_tiles;  // if set: the n_blocks of all key heads of a chunk
 
   BackwardOrderTuning order{.sms = kB200Sms, .prefers_even_groups = true};

@@ -45,7 +45,7 @@ struct RowAccumulator {
 
 // The values from which the backward computes a row's probabilities.
 struct RowTerms {
-  float delta;        // sum(dout * out) - dlse
+  float delta;        // sum(dout * out) or sum(P dP), - dlse
   float max;          // the row's largest stored score if inverse_sum is not 0
   float inverse_sum;  // 1 / sum of e^(score - max) and the sink; 0: lse is exact
   float sink;         // the sink's probability, where inverse_sum is not 0

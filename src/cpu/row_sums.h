@@ -69,25 +69,33 @@ inline SumAgain sums_again(const Piece& piece, const PanelRows& rows, int lane) 
   return p.masked() || p.bias.present || p.score_mod.present ? SumAgain::kFewKeys : SumAgain::kNo;
 }
 
-// The largest score and the sum of each lane so far. The maximum is exact.
+// The largest score and the sums of each lane so far. The maximum is exact.
 struct ExactSums {
   float max[kPanel], sum[kPanel];
+  float of_dp[kPanel];  // the sum of e^(score - max) dP
 
   ExactSums() {
-    for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = 0;
+    for (int i = 0; i < kPanel; ++i) max[i] = -kInfinity, sum[i] = of_dp[i] = 0;
   }
 
-  void add(const float* scores, int64_t stride, int64_t count, float factor) {
-    const VF f = set(factor);
+  // dp: in the layout of scores.
+  void add(const float* scores, const float* dp, int64_t stride, int64_t count, float factor) {
+    const VF f = set(factor), zero = hn::Zero(FTag());
     for (int h = 0; h < kPanel; h += kLanes) {
       const VF old = load(max + h);
       VF top = old;
       for (int64_t j = 0; j < count; ++j) top = hn::Max(top, load(scores + j * stride + h));
       const VF from = finite_max(top);
-      ProbabilitySum<6> terms;
-      for (int64_t j = 0; j < count; ++j) terms.add(exp2<6>(hn::Mul(hn::Sub(load(scores + j * stride + h), from), f)));
+      ProbabilitySum<6> terms, products;
+      for (int64_t j = 0; j < count; ++j) {
+        const VF x = exp2<6>(hn::Mul(hn::Sub(load(scores + j * stride + h), from), f));
+        terms.add(x);
+        // dP of a hidden key may be inf or NaN.
+        products.add(hn::Mul(x, select(hn::Eq(x, zero), zero, load(dp + j * stride + h))));
+      }
       const VF alpha = exp2<6>(hn::Mul(hn::Sub(old, from), f));
       store(hn::MulAdd(load(sum + h), alpha, terms.sum()), sum + h);
+      store(hn::MulAdd(load(of_dp + h), alpha, products.sum()), of_dp + h);
       store(top, max + h);
     }
   }

@@ -1,4 +1,5 @@
 // The first phase of the backward, on up to kBackwardRows queries: delta, and the sums of rows whose lse is too short.
+// Such rows also sum delta from P and dP, as standard attention does: their rounding errors cancel in dP - delta.
 //
 // Other parts of a sequence may contribute to lse, and another engine may have computed it. A row's sums replace lse
 // if both agree. If their digits alone do not show this, a second pass over the keys computes the errors of products.
@@ -19,8 +20,9 @@ class BackwardRows {
   static void run(const Piece& piece, RowTermsView terms, BlockFilter blocks, void* base) {
     BackwardRows rows(piece, blocks, base);
     rows.set_deltas(terms);
-    rows.each_tile([&](const Piece& x, int64_t panel, const Keys&, const float* scores) {
-      rows.sums_[panel].add(scores, kStride, x.key_end - x.key_begin, rows.unit_.log2);
+    rows.each_tile([&](const Piece& x, int64_t panel, const Keys& keys, const float* scores) {
+      const float* dp = rows.multiply_values(x, panel, keys);
+      rows.sums_[panel].add(scores, dp, kStride, x.key_end - x.key_begin, rows.unit_.log2);
     });
     if (!rows.decide(terms, true)) return;
     rows.each_tile([&](const Piece& x, int64_t panel, const Keys& keys, const float* scores) {
@@ -43,8 +45,7 @@ class BackwardRows {
       float sums_of_outputs[kPanel];
       sum_outputs(rows, sums_of_outputs);
       for (int l = 0; l < rows.count; ++l) {
-        const float delta = sums_of_outputs[l] - (p_.dlse.present ? *value_of(p_.dlse, piece_, rows, l) : 0);
-        terms_of(terms, rows, l) = {delta, 0, 0, 0};
+        terms_of(terms, rows, l) = {sums_of_outputs[l] - dlse_of(rows, l), 0, 0, 0};
         again[l] = sums_again<Degree>(piece_, rows, l);
         any |= again[l] != SumAgain::kNo;
       }
@@ -52,6 +53,7 @@ class BackwardRows {
       pack_queries(i);
       choose_rows(i, again);
       if (!any_wanted(i)) continue;
+      pack_gradients(i);
       begin_ = minimum(begin_, rows.begin_min);
       end_ = maximum(end_, rows.end_max);
     }
@@ -108,6 +110,9 @@ class BackwardRows {
     store(sum0, to), store(sum1, to + kLanes);
   }
 
+  float dlse_of(const PanelRows& rows, int lane) const {
+    return p_.dlse.present ? *value_of(p_.dlse, piece_, rows, lane) : 0;
+  }
   const T* query(const PanelRows& rows, int lane) const {
     return row_of<T>(p_.q, piece_.sequence, piece_.sequence.q_begin, rows.query[lane], rows.head[lane]);
   }
@@ -125,6 +130,29 @@ class BackwardRows {
     const T* queries[kPanel];
     for (int l = 0; l < rows.count; ++l) queries[l] = query(rows, l);
     Tile::pack_queries(piece_, rows, panel, queries, s_);
+  }
+
+  void pack_gradients(int64_t panel) {
+    const PanelRows& rows = s_.rows[panel];
+    const T* gradients[kPanel];
+    for (int l = 0; l < rows.count; ++l) {
+      gradients[l] = Tile::dout_row(p_, piece_.sequence, rows.query[l], rows.head[l], s_.dout_rows + l * p_.head_dim_v);
+    }
+    pack_panel<Mma, T>({gradients, rows.count}, p_.head_dim_v, 1.0, s_.row, s_.dout + panel * s_.v_words * kPanel);
+  }
+
+  // Returns dP of a panel's keys, with the bits of the tiles' dP.
+  const float* multiply_values(const Piece& x, int64_t panel, const Keys& keys) {
+    const int64_t block = x.key_begin - keys.begin, end = minimum(piece_.key_end, block + kBackwardKeys);
+    for (int64_t j = block; values_of_ != block && j < end; ++j) {
+      row_words(row_of<T>(p_.v, piece_.sequence, piece_.sequence.k_begin, j, piece_.head_k), p_.head_dim_v, s_.v_stride,
+                s_.v + (j - block) * s_.v_stride);
+    }
+    values_of_ = block;
+    float* dp = s_.dscores + keys.begin * kStride + panel * kPanel;
+    gemm<Mma>(x.key_end - x.key_begin, {s_.v + keys.begin * s_.v_stride, s_.v_stride, 1},
+              s_.dout + panel * s_.v_words * kPanel, words<Mma>(p_.head_dim_v), {dp, kStride, false});
+    return dp;
   }
 
   // Calls use(piece of the keys, panel, keys, scores) for every block of keys and every panel with a wanted row.
@@ -170,6 +198,8 @@ class BackwardRows {
         }
         RowTerms& row = terms_of(terms, s_.rows[i], l);
         row.max = sums_[i].max[l], row.inverse_sum = sum.of_keys / sum.sum, row.sink = sum.of_sink / sum.sum;
+        const float of_dp = sums_[i].of_dp[l] * row.inverse_sum;
+        if (p_.dropout.p == 0 && __builtin_isfinite(of_dp)) row.delta = of_dp - dlse_of(s_.rows[i], l);
         wanted_[i][l] = false;
       }
     }
@@ -220,6 +250,7 @@ class BackwardRows {
   const ScoreUnit unit_;
   Scratch s_;
   int64_t begin_ = 0, end_ = 0;  // the keys that a wanted row may see
+  int64_t values_of_ = -1;       // the first key of the block whose values are packed
   bool wanted_[kPanels][kPanel] = {};
   ExactSums sums_[kPanels];
   double errors_[kPanels][kPanel] = {};

@@ -125,6 +125,34 @@ TEST(CpuLargeScores, RowsThatOneKeyTakes) {
   }
 }
 
+// A few keys take each row. dS of a row adds up to 0, because the rounding errors of dP cancel in dP - delta. On
+// average the sum is below a quarter of the last digit of the largest dP.
+TEST(CpuLargeScores, RowsThatFewKeysTake) {
+  constexpr int64_t kRows = 64, kKeys = 64, kDim = 256;
+  Instance in(
+      from_flags("--dtype f32 --batch 1 --heads-q 1 --heads-k 1 --seqlen-q 64 --seqlen-k 64 --head-dim 32 "
+                 "--head-dim-v 256 --bias f32 --gradients b"));
+  for (int64_t n = 0; n < in.bias.size(); ++n) in.bias.set(n, 5 * in.bias.get(n));
+  Outputs results = in.outputs(TANDEM_FORWARD);
+  cpu_engine(2).run(in.problem(TANDEM_FORWARD, &results));
+  in.give_results(&results);
+  Outputs gradients = in.outputs(TANDEM_BACKWARD);
+  cpu_engine(2).run(in.problem(TANDEM_BACKWARD, &gradients));
+  double sums = 0, limits = 0;
+  for (int64_t row = 0; row < kRows; ++row) {
+    double sum = 0, largest = 0;
+    for (int64_t key = 0; key < kKeys; ++key) {
+      sum += gradients.dbias.get(row * kKeys + key);
+      double dp = 0;
+      for (int64_t c = 0; c < kDim; ++c) dp += in.dout.get(row * kDim + c) * in.v.get(key * kDim + c);
+      largest = std::max(largest, std::fabs(dp));
+    }
+    sums += std::fabs(sum);
+    limits += largest * 0x1p-25;
+  }
+  EXPECT_LE(sums, limits);
+}
+
 // max_scores is NaN if a score of the row is NaN.
 TEST(CpuLargeScores, NanInMaxScores) {
   for (const char* shape : {"--seqlen-q 1 --seqlen-k 2", "--seqlen-q 5 --seqlen-k 1", "--seqlen-q 70 --seqlen-k 90"}) {

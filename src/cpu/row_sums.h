@@ -120,6 +120,8 @@ struct RowSum {
   // True if the difference is an error of float32. error: the effect of errors of the scores' products. All other
   // errors are some half units of the scores and of their sum.
   bool agrees(double error) const { return __builtin_fabs(off) <= 0x1p-20 * __builtin_fabs(lse) + 0x1p-22 + error; }
+  // True if the keys of the sum have all the weight of the row, up to a rounding error.
+  bool is_whole() const { return __builtin_fabs(off) <= 0x1p-23 * (1 + __builtin_fabs(lse)); }
   // False if no error of float32 explains the difference, unless the scores have lost most digits.
   bool is_near() const { return __builtin_fabs(off) <= 0x1p-8 * (1 + __builtin_fabs(lse)); }
 };

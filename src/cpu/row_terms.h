@@ -199,7 +199,8 @@ class BackwardRows {
         RowTerms& row = terms_of(terms, s_.rows[i], l);
         row.max = sums_[i].max[l], row.inverse_sum = sum.of_keys / sum.sum, row.sink = sum.of_sink / sum.sum;
         const float of_dp = sums_[i].of_dp[l] * row.inverse_sum;
-        if (p_.dropout.p == 0 && __builtin_isfinite(of_dp)) row.delta = of_dp - dlse_of(s_.rows[i], l);
+        if (p_.dropout.p == 0 && sum.is_whole() && __builtin_isfinite(of_dp))
+          row.delta = of_dp - dlse_of(s_.rows[i], l);
         wanted_[i][l] = false;
       }
     }

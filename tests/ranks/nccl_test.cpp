@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "context_parallel/nccl_library.h"
+#include "jit/compiler.h"
 #include "ranks/group.h"
 #include "ranks/shards.h"
 #include "ranks/standin_nccl.h"
@@ -218,7 +219,17 @@ const char* const kKernelCases[] = {
     "score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9]+k/seqlen_k --gradients qkvbs",
 };
 
-TEST(RankGpu, EveryExecutionIsAccurate) {
+// The tests are skipped without a compiler.
+class RankGpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::unique_ptr<jit::Compiler> compiler;
+    const Status status = jit::Compiler::open({}, Env::get(), &compiler);
+    if (!status.ok()) GTEST_SKIP() << "NOT RUN, no compiler: " << status.message;
+  }
+};
+
+TEST_F(RankGpu, EveryExecutionIsAccurate) {
   for (const char* flags : kKernelCases) {
     for (const int32_t execution : {TANDEM_CP_GATHER, TANDEM_CP_RING, TANDEM_CP_HEADS}) {
       for (const int64_t chunk : {0, 64}) {
@@ -231,7 +242,7 @@ TEST(RankGpu, EveryExecutionIsAccurate) {
 }
 
 // Without chunks the neighbouring rows of a striped shard have a distance of several positions.
-TEST(RankGpu, StripedShardsReadPositions) {
+TEST_F(RankGpu, StripedShardsReadPositions) {
   const std::string flags = std::string(kKernelCases[1]) + " --dropout 0.25";
   const Division division{3, TANDEM_CP_STRIPED, TANDEM_CP_RING, 0};
   const Verdict verdict = run_case(from_flags(flags), engine_on_gpus(division));
@@ -243,7 +254,7 @@ const char* const kBiasCase =
     "--batch 2 --seqlen-q 90 --seqlen-k 130 --used-q 90,41 --used-k 130,41 --heads-q 2 --heads-k 1 --head-dim 64 "
     "--head-dim-v 64 --dtype bf16 --align 8 --bias ";
 
-TEST(RankGpu, Biases) {
+TEST_F(RankGpu, Biases) {
   const std::pair<const char*, Division> cases[] = {
       {"f32 --bias-shape b1ij --causal 1", {2, TANDEM_CP_BALANCED, TANDEM_CP_HEADS, 0}},
       {"same", {2, TANDEM_CP_STRIPED, TANDEM_CP_RING, 0}},
@@ -255,7 +266,7 @@ TEST(RankGpu, Biases) {
 }
 
 // Without chunks blocks cross the bounds of shards.
-TEST(RankGpu, BlockMasks) {
+TEST_F(RankGpu, BlockMasks) {
   const char* flags =
       "--batch 2 --seqlen-q 260 --seqlen-k 260 --used-q 260,41 --used-k 260,41 --heads-q 2 --heads-k 1 --head-dim 64 "
       "--head-dim-v 64 --dtype bf16 --align 8 --blocks random --block-q 128 --block-k 128 --block-shape b1 "
@@ -271,7 +282,7 @@ TEST(RankGpu, BlockMasks) {
   EXPECT_TRUE(contains(error, "block_q (64) and block_k (128) must be multiples of 128 on a GPU")) << error;
 }
 
-TEST(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {
+TEST_F(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {
   Instance in(from_flags(std::string(kBiasCase) + "f32 --bias-shape b1ij --causal 1"));
   std::string error;
   const std::vector<uint64_t> one = bits_on_gpus(in, {1, TANDEM_CP_CONTIGUOUS, TANDEM_CP_GATHER, 64}, &error);
@@ -279,7 +290,7 @@ TEST(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {
   EXPECT_EQ(error, "");
 }
 
-TEST(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {
+TEST_F(RankGpu, BitsWithChunksDoNotDependOnTheRanks) {
   for (const char* flags : kKernelCases) {
     Instance in(from_flags(flags));
     std::string error;

@@ -40,10 +40,14 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def shown(value: Any) -> str:
+    """Returns a refused value for a message: itself, or its type."""
+    return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+
+
 def integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
     """Returns a whole number that a field of this width in C can represent. otherwise: what else the rule allows."""
-    shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
-    rule = f"{name} ({shown}) must be an integer of at most {bits} bits{otherwise}: pass one"
+    rule = f"{name} ({shown(value)}) must be an integer of at most {bits} bits{otherwise}: pass one"
     try:
         number = operator.index(value)
     except TypeError:
@@ -53,14 +57,24 @@ def integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
     return number
 
 
+def _refuse_negation(x: Any, name: str) -> None:
+    if x.is_neg():
+        raise ValueError(f"{name} (lazily negated) must be a plain tensor: pass {name}.resolve_neg()")
+
+
+def is_seed(described: tuple[Any, ...]) -> bool:
+    """Returns True if an array, as describe() returns it, is two contiguous integers of 64 bits."""
+    code, bits, shape, strides = described[3:7]
+    return code in (0, 1) and bits == 64 and shape == (2,) and strides == (1,)
+
+
 def check_foreign(arrays: Iterable[tuple[str, Any]]) -> None:
     """Raises if an array's memory does not show a mask of numpy, or a lazy negation or gradient of torch."""
     for name, x in arrays:
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(f"{name} (MaskedArray) must be a plain array, because masks of numpy are not read: fill it")
         if is_torch(x):
-            if x.is_neg():
-                raise ValueError(f"{name} (lazily negated) must be a plain tensor: pass {name}.resolve_neg()")
+            _refuse_negation(x, name)
             if x.requires_grad and sys.modules["torch"].is_grad_enabled():
                 raise ValueError(
                     f"{name} must not require a gradient, because q is no torch tensor and the result has none: pass "
@@ -131,8 +145,7 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
         if device is None:
             without = ", which has no values," if x.is_meta else ""
             raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: create it there")
-        if x.is_neg():
-            raise ValueError(f"{name} (lazily negated) must be a plain tensor: pass {name}.resolve_neg()")
+        _refuse_negation(x, name)
         dtype = _TORCH_DTYPES.get(str(x.dtype))
         if dtype is None or x.layout is not sys.modules["torch"].strided:
             raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type: convert it")

@@ -214,10 +214,10 @@ def _copy(x: Any, name: str) -> Any:
 
 
 def _check_seed(described: tuple[Any, ...]) -> None:
-    code, bits, shape = described[3:6]
-    if shape != (2,) or bits != 64 or code not in (0, 1) or described[6] != (1,):
+    if not _arrays.is_seed(described):
+        _, bits, shape, strides = described[3:7]
         raise ValueError(
-            f"seed (shape {shape}, strides {described[6]}, {bits} bits) must be an integer or two contiguous int64: "
+            f"seed (shape {shape}, strides {strides}, {bits} bits) must be an integer or two contiguous int64: "
             "pass the seed, or (seed, offset)"
         )
 

@@ -225,10 +225,6 @@ _LEAST = 5e-324  # replaces a softmax_scale of 0, which means "not given" in C
 _WINDOW_LEFT, _WINDOW_RIGHT = 1, 2
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
-
-
 def _real(value: Any, name: str) -> float:
     try:
         if isinstance(value, str):
@@ -236,7 +232,7 @@ def _real(value: Any, name: str) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} ({_shown(value)}) must be a number: convert it") from None
+        raise kind(f"{name} ({_arrays.shown(value)}) must be a number: convert it") from None
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -245,7 +241,7 @@ def _flag(value: Any, name: str) -> bool:
             raise TypeError
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} ({_shown(value)}) must be True or False: pass one of them") from None
+        raise TypeError(f"{name} ({_arrays.shown(value)}) must be True or False: pass one of them") from None
 
 
 def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
@@ -290,7 +286,7 @@ def _count(value: Any, name: str) -> int:
 
 def _alignment(value: Any, name: str) -> int:
     if not isinstance(value, str) or value not in _ALIGNMENTS:
-        raise TypeError(f"{name} ({_shown(value)}) must be 'bottom_right' or 'top_left': pass one of them")
+        raise TypeError(f"{name} ({_arrays.shown(value)}) must be 'bottom_right' or 'top_left': pass one of them")
     return _ALIGNMENTS[value]
 
 
@@ -321,9 +317,9 @@ def _set_seed(args: _Args, seed: Any) -> bool:
         args.dropout_seed, args.dropout_offset = number % 2**64, offset % 2**64
         return True
     described = seed if isinstance(seed, tuple) else _arrays.describe(seed, "seed")
-    address, code, bits, shape, strides = described[0], *described[3:7]
-    if shape != (2,) or bits != 64 or code not in (0, 1) or strides != (1,):
+    if not _arrays.is_seed(described):
         return False
+    address = described[0]
     args.dropout_seed_ptr, args.dropout_offset_ptr = address, address + 8
     return True
 

@@ -1,10 +1,6 @@
 #include "context_parallel/step_blocks.h"
 
 #include <algorithm>
-#include <array>
-#include <span>
-
-#include "base/text.h"
 
 namespace tandem::context_parallel {
 namespace {

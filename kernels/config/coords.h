@@ -88,6 +88,19 @@ template <class Config>
 TANDEM_HOST_DEVICE int split_of_work(Config t, const ForwardParams& p, int work) {
   return t->split_keys ? work % p.split.count : 0;
 }
+// T.device_splits: the n_blocks of a sequence's splits. The number is doubled until max_count splits suffice. Sequences
+// of up to eight short splits have fewer, because many of them run together.
+template <class Config>
+TANDEM_HOST_DEVICE int split_n_blocks(Config t, const SplitParams& split, int k_len) {
+  int n_blocks = split.n_blocks;
+  if (k_len <= 8 * n_blocks * t->tile_n) n_blocks *= 2;
+  while (static_cast<long long>(n_blocks) * split.max_count * t->tile_n < k_len) n_blocks *= 2;
+  return n_blocks;
+}
+// T.device_splits: the row of a sequence's first result.
+TANDEM_HOST_DEVICE int first_split_row(const SplitParams& split, int sequence) {
+  return sequence * split.count * split.max_queries;
+}
 // The coordinates by which a split's results are stored.
 template <class Config>
 TANDEM_HOST_DEVICE TileCoords split_coords(Config t, const ForwardParams& p, TileCoords tile, int split) {

@@ -41,8 +41,9 @@ constexpr int kMaxScoresRows = 64, kMaxScoresThreads = 128;  // per CTA
 // further sequences of its result tensors. combine_splits() merges them into the following tensors. Strides are in
 // elements.
 struct SplitParams {
-  int count;     // splits of a sequence
-  int n_blocks;  // n_blocks per split
+  // The splits of a sequence. T.device_splits: the most for these lengths.
+  int count;
+  int n_blocks;  // n_blocks per split; T.device_splits: the least
   int batches;   // sequences of the results of one split: 1 when packed
   int lanes;     // threads of combine_splits() per row
   int f32_out;   // float32 out, else the type of q
@@ -51,11 +52,10 @@ struct SplitParams {
   float* lse;  // or null
   long long lse_batch, lse_row, lse_head;
 
-  // T.device_splits: schedule() splits sequences of at most max_queries queries. The results are in rows of (heads_q,
-  // head_dim_v) in the workspace, one for each split and query. combine_splits() visits `queries` queries of a
-  // sequence: all that may share a tile with a split.
-  int max_queries, rows, queries;
-  int* first_rows;  // [sequence], -1: not split; null: no sequence is split
+  // T.device_splits: sequences of at most max_queries queries have at most max_count splits. The results are in rows of
+  // (heads_q, head_dim_v) in the workspace: (sequence, split, query), with `count` splits and max_queries queries.
+  // combine_splits() visits `queries` queries of a sequence: all that may share a tile with a split.
+  int max_count, max_queries, queries;
   float *row_out, *row_lse;
 };
 // combine_splits(): threads of a CTA, columns of a thread, and lanes of a row if there are many rows.

@@ -57,22 +57,42 @@ TANDEM_DEVICE int split_of_work(const ForwardParams& p, int work) {
 }
 
 // The splits of a sequence with T.device_splits: [begin, end) of all splits of its keys. The range depends on the
-// sequence's lengths only. A sequence that is not split has one.
+// sequence's lengths only. A sequence that is not split has one. Invalid lengths may give more splits than the
+// workspace has results for; such a sequence is not split.
 struct SplitRange {
-  int begin, end;
+  int begin = 0, end = 1;
+  int n_blocks = 0, first_n_block = 0, end_n_block = 0;  // a split's number; the range of all splits
+
+  TANDEM_DEVICE int count() const { return end - begin; }
+  // The first n_block and the number of n_blocks of the n-th split in the range.
+  TANDEM_DEVICE int n_block(int n) const { return (begin + n) * n_blocks; }
+  TANDEM_DEVICE int iterations(int n) const {
+    return min(end_n_block, n_block(n + 1)) - max(first_n_block, n_block(n));
+  }
 };
 template <auto T>
 TANDEM_DEVICE SplitRange split_range(const ForwardParams& p, TileCoords sequence) {
-  if (sequence.q_len == 0 || sequence.q_len > p.split.max_queries) return {0, 1};
+  if (p.split.count <= 1 || sequence.q_len == 0 || sequence.q_len > p.split.max_queries) return {};
   sequence.m_block = 0;
   const NBlockRange range = n_block_range<T>(p, sequence);
-  return {range.begin / p.split.n_blocks, (range.end - 1) / p.split.n_blocks + 1};
+  const int n_blocks = split_n_blocks(constant<T>, p.split, sequence.k_len);
+  const SplitRange splits{range.begin / n_blocks, (range.end - 1) / n_blocks + 1, n_blocks, range.begin, range.end};
+  return splits.count() > p.split.count ? SplitRange() : splits;
+}
+
+// Sets the n-th split of a sequence, if the sequence is split.
+template <auto T>
+TANDEM_DEVICE void set_split(const ForwardParams& p, const SplitRange& splits, int n, TileCoords& tile) {
+  tile.split_row = -1;
+  if (splits.count() == 1) return;
+  tile.split_row = first_split_row(p.split, tile.sequence) + n * tile.q_len;
+  tile.split_n_block = splits.n_block(n);
 }
 
 // Returns true if a work tile has the first keys of its rows.
 template <auto T>
 TANDEM_DEVICE bool is_first_split(const ForwardParams& p, const TileCoords& tile, int work) {
-  if constexpr (T.device_splits) return tile.split_row < 0 || tile.split_row == p.split.first_rows[tile.sequence];
+  if constexpr (T.device_splits) return tile.split_row < 0 || tile.split_row == first_split_row(p.split, tile.sequence);
   return split_of_work<T>(p, work) == 0;
 }
 
@@ -84,8 +104,9 @@ TANDEM_DEVICE NBlockRange in_split(const ForwardParams& p, NBlockRange range, co
     if (tile.split_row < 0) return range;
   }
   if constexpr (T.split_keys || T.device_splits) {
-    const int begin = T.device_splits ? tile.split_n_block : split_of_work<T>(p, work) * p.split.n_blocks;
-    range.end = min(range.end, begin + p.split.n_blocks);
+    const int n_blocks = T.device_splits ? split_n_blocks(constant<T>, p.split, tile.k_len) : p.split.n_blocks;
+    const int begin = T.device_splits ? tile.split_n_block : split_of_work<T>(p, work) * n_blocks;
+    range.end = min(range.end, begin + n_blocks);
     range.begin = max(range.begin, begin);
     if (range.begin >= range.end) range.begin = begin, range.end = begin + 1;
   }
@@ -104,11 +125,26 @@ TANDEM_DEVICE TileCoords result_coords(const ForwardParams& p, const TileCoords&
   return split_coords(constant<T>, p, tile, split_of_work<T>(p, work));
 }
 
-// The tiles of one head in the list of a varlen problem. Without a list every sequence has one tile.
+// The tiles of one head in the list of a varlen problem. Without a list every sequence has one tile for each split.
 template <auto T>
 TANDEM_DEVICE int listed_tiles(const ForwardParams& p) {
   if (!T.options.varlen) return 0;
-  return p.tile_list ? p.counter[1] : p.batch;
+  return p.tile_list ? p.counter[1] : p.m_blocks;
+}
+
+// The n-th tile of one head without a list. A tile without a split has no rows.
+template <auto T>
+TANDEM_DEVICE TileCoords unlisted_tile(const ForwardParams& p, int n) {
+  if constexpr (T.device_splits) {
+    const int of_sequence = max(p.split.count, 1), split = n % of_sequence;
+    TileCoords tile = varlen_coords(p, n / of_sequence);
+    const SplitRange splits = split_range<T>(p, tile);
+    set_split<T>(p, splits, split, tile);
+    if (split >= splits.count()) tile.q_rows = 0;
+    return tile;
+  } else {
+    return varlen_coords(p, n);
+  }
 }
 
 // The n-th work tile. listed: listed_tiles().
@@ -116,12 +152,17 @@ template <auto T>
 TANDEM_DEVICE TileCoords coords_at(const ForwardParams& p, int n, int listed) {
   if constexpr (T.options.varlen) {
     const TileIndex index = tile_index_at(p, n, listed, p.heads_q >> log2_of(p.pack_gqa));
-    const ListedTile listed_tile = p.tile_list ? p.tile_list[index.m_block] : ListedTile{index.m_block, 0, -1, 0};
-    TileCoords tile = varlen_coords(p, listed_tile.sequence);
-    tile.m_block = listed_tile.m_block;
+    TileCoords tile;
+    if (p.tile_list) {
+      const ListedTile listed_tile = p.tile_list[index.m_block];
+      tile = varlen_coords(p, listed_tile.sequence);
+      tile.m_block = listed_tile.m_block;
+      if constexpr (T.device_splits)
+        tile.split_row = listed_tile.split_row, tile.split_n_block = listed_tile.split_n_block;
+    } else {
+      tile = unlisted_tile<T>(p, index.m_block);
+    }
     tile.head = index.head;
-    if constexpr (T.device_splits)
-      tile.split_row = listed_tile.split_row, tile.split_n_block = listed_tile.split_n_block;
     return tile;
   } else {
     return dense_coords<T>(p, n);

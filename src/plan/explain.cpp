@@ -102,9 +102,10 @@ std::vector<std::string> forward_reasons(const Problem& p, const Plan& plan, con
                             "; combine_splits merges their float32 results in order"));
   }
   if (t.split_rows > 0) {
-    lines.push_back(str_cat("splits: sequences of at most ", t.split_max_queries, " queries are split after every ",
-                            t.split_n_blocks * t.tile.tile_n, " keys, by their lengths on the device; combine_splits ",
-                            "merges the float32 results in order"));
+    lines.push_back(str_cat("splits: sequences of at most ", t.split_max_queries, " queries have up to ", t.max_splits,
+                            " splits of at least ", t.split_n_blocks * t.tile.tile_n,
+                            " keys, by their lengths on the device; combine_splits merges the float32 results in "
+                            "order"));
   }
   if (t.l2_heads > 1) {
     lines.push_back(str_cat("cache: the tiles of ", t.l2_heads, t.pack_gqa > 1 ? " such groups" : " heads",

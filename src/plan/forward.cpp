@@ -81,12 +81,25 @@ void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuni
   t->splits = static_cast<int>(ceil_div(n_blocks, t->split_n_blocks));
 }
 
-// Bounds of the splits that schedule() makes, each of `keys` keys. further: of all sequences, after the first splits.
-// rows: of results.
+// The splits that schedule() makes of a sequence: their least keys, whole n_blocks, and their most number, a power of
+// two. Both depend on the heads alone. Splits with many rows are longer, because their results take memory traffic.
+struct SplitRule {
+  int64_t keys, splits;
+
+  SplitRule(const Problem& p, int tile_n, const ForwardOrderTuning& tuning) {
+    const int64_t pack_gqa = max_pack_gqa(p), heads = std::max<int64_t>(p.heads_q / pack_gqa, 1);
+    keys = round_up(tuning.invariant_split_keys * std::max<int64_t>(pack_gqa / 16, 1), tile_n);
+    splits = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tuning.invariant_splits / heads, 1)));
+  }
+};
+
+// Bounds of the splits that schedule() makes. further: of all sequences, after the first splits. rows: of results.
 struct DeviceSplits {
   int64_t splits, further, rows;
 
-  DeviceSplits(const Problem& p, int64_t keys, int64_t max_queries) : splits(ceil_div(p.seqlen_k, keys)) {
+  DeviceSplits(const Problem& p, const SplitRule& rule, int64_t max_queries)
+      : splits(std::min(ceil_div(p.seqlen_k, rule.keys), rule.splits)) {
+    const int64_t keys = rule.keys;
     if (needs_left_mask(p) && needs_right_mask(p)) {
       const int64_t visible =
           std::max<int64_t>(int64_t{clamped_bound(p.window_left)} + clamped_bound(p.window_right) + max_queries, 1);
@@ -95,7 +108,7 @@ struct DeviceSplits {
     const int64_t sequences = std::min(p.batch, p.total_q);
     further = sequences * std::max<int64_t>(splits - 1, 0);
     if (p.packed_k()) further = std::min(further, p.total_k / keys);
-    rows = std::min(std::min(p.total_q, sequences * max_queries) * splits, max_queries * (sequences + further));
+    rows = p.batch * splits * split_queries(p, max_queries);
   }
 };
 
@@ -108,13 +121,15 @@ bool may_split_on_device(const Problem& p) {
 // Returns the list's entries for splits after the first ones.
 int64_t set_device_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuning, ForwardSchedule* t) {
   if (!may_split_on_device(p)) return 0;
-  const int64_t n_blocks = ceil_div(planner.forward_order(tuning).invariant_split_keys, t->tile.tile_n);
+  const SplitRule rule(p, t->tile.tile_n, planner.forward_order(tuning));
   const int64_t max_queries = std::min(kMaxSplitQueries, kMaxSplitTileRows / t->pack_gqa);
-  const DeviceSplits bounds(p, n_blocks * t->tile.tile_n, max_queries);
+  const DeviceSplits bounds(p, rule, max_queries);
   if (!t->tile.varlen && (p.seqlen_q > max_queries || bounds.splits == 1)) return 0;
   t->tile = planner.device_splits(t->tile);
   if (bounds.splits == 1) return 0;
-  t->split_n_blocks = static_cast<int>(n_blocks);
+  t->split_n_blocks = static_cast<int>(rule.keys / t->tile.tile_n);
+  t->max_splits = static_cast<int>(rule.splits);
+  t->split_count = static_cast<int>(bounds.splits);
   t->split_max_queries = static_cast<int>(max_queries);
   t->split_rows = static_cast<int>(bounds.rows);
   return bounds.further;
@@ -139,7 +154,7 @@ Status check_sizes(const Problem& p, const ForwardOrderTuning& tuning) {
                 ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
   }
   if (may_split_on_device(p) && heads > 0 &&
-      DeviceSplits(p, tuning.invariant_split_keys, kMaxSplitQueries).rows > kMaxTiles / heads) {
+      DeviceSplits(p, SplitRule(p, 1, tuning), kMaxSplitQueries).rows > kMaxTiles / heads) {
     return Status::unsupported(str_cat("batch (", p.batch, "), q.heads (", heads, ") and k.seqlen (", p.seqlen_k,
                                        ") with batch_invariant must give fewer than 2^29 results of splits on a GPU: "
                                        "set num_splits to 1"));
@@ -161,12 +176,21 @@ int choose_combine_lanes(const Problem& p, const ForwardSchedule& t, const Forwa
   return static_cast<int>(std::min(most, std::bit_ceil(static_cast<uint64_t>(p.head_dim_v / kCombineColumns))));
 }
 
-// Returns true if every sequence of a varlen problem has one tile of each head, and all tiles run at once. The order of
-// tiles is then of no use. Only Hopper's kernel skips sequences without queries. ctas: that run at once, or clusters.
+// Returns bytes of shared memory that spread the CTAs of combine_splits() over all SMs. Without these bytes, the SMs
+// that the main kernel leaves first would run most of the CTAs.
+uint32_t combine_smem_bytes(int64_t ctas, int64_t sms) {
+  constexpr int64_t kSmBytes = 220 << 10, kStaticBytes = 20 << 10;
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(kSmBytes / std::max<int64_t>(ceil_div(ctas, sms), 1) - kStaticBytes, 0, kCombineSmemBytes));
+}
+
+// Returns true if every sequence of a varlen problem has one tile of each head and split, and all tiles run at once.
+// The order of tiles is then of no use. Only Hopper's kernel skips tiles without queries. ctas: that run at once, or
+// clusters.
 bool sequences_are_tiles(const Problem& p, const ForwardSchedule& t, int64_t ctas) {
-  if (p.packed_q() && t.tile.blackwell()) return false;
-  return t.split_rows == 0 && !p.block_mask && p.seqlen_q * t.pack_gqa <= t.tile.tile_m() &&
-         p.batch * t.packed_heads * t.splits <= ctas;
+  if ((p.packed_q() || t.split_rows > 0) && t.tile.blackwell()) return false;
+  return !p.block_mask && p.seqlen_q * t.pack_gqa <= t.tile.tile_m() &&
+         p.batch * t.packed_heads * t.splits * std::max(t.split_count, 1) <= ctas;
 }
 
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
@@ -184,7 +208,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
     }
   }
   t.no_keys = p.total_k == 0 || p.seqlen_k == 0;
-  const int64_t further = set_device_splits(p, planner, tuning, &t);
+  int64_t further = set_device_splits(p, planner, tuning, &t);
   const int64_t packed_heads = p.heads_q / t.pack_gqa, m_blocks = count_m_blocks(p, t);
   const int64_t tiles = m_blocks * packed_heads * (t.tile.varlen ? 1 : p.batch);
   t.packed_heads = static_cast<int>(packed_heads);
@@ -194,7 +218,11 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.combine_lanes = choose_combine_lanes(p, t, planner.forward_order(tuning));
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.lists_tiles = t.tile.varlen && !sequences_are_tiles(p, t, sms / ctas);
-  if (t.tile.varlen && !t.lists_tiles) t.m_blocks = static_cast<int>(p.batch), t.tiles = t.m_blocks * t.packed_heads;
+  if (t.tile.varlen && !t.lists_tiles) {
+    t.m_blocks = static_cast<int>(p.batch) * std::max(t.split_count, 1);
+    t.tiles = t.m_blocks * t.packed_heads;
+    further = 0;
+  }
   const int64_t work_tiles = (t.tiles + further * packed_heads) * t.splits;
   t.l2_heads = choose_l2_heads(p, t, planner.forward_order(tuning), sms);
   const int bias_heads = std::max(t.tile.bias_ctas(), 1);  // number of heads of a cluster
@@ -220,7 +248,7 @@ void count_step_lists(const Problem& p, ForwardSchedule* t) {
 }
 
 // Adds launches that list the tiles of varlen problems and the iterations of a block mask, before the main kernel.
-void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
+void add_launches(const Problem& p, ForwardSchedule& t, int64_t sms, Plan* plan) {
   const bool overlaps = t.tile.overlaps_launches();
   if (t.list_words > 0) {
     const auto tiles = static_cast<uint32_t>(t.list_batch * t.list_heads * t.list_m_blocks);
@@ -243,6 +271,7 @@ void add_launches(const Problem& p, ForwardSchedule& t, Plan* plan) {
     plan->launches.push_back({.entry = EntryId::combine_splits,
                               .grid = static_cast<uint32_t>(ctas),
                               .block = kCombineThreads,
+                              .shared_bytes = combine_smem_bytes(ctas, sms),
                               .overlap_previous = overlaps});
   }
   if (!p.max_scores) return;
@@ -264,14 +293,7 @@ void add_split_results(const Problem& p, ForwardSchedule& t, Plan* plan) {
   t.split_lse_offset = t.split_out_offset + out;
   plan->regions.push_back({"workspace.split_out", t.split_out_offset, out, writer});
   plan->regions.push_back({"workspace.split_lse", t.split_lse_offset, lse, writer});
-  size_t end = t.split_lse_offset + lse;
-  if (t.split_rows > 0) {
-    const size_t first_rows = static_cast<size_t>(p.batch) * sizeof(int);
-    t.split_first_rows_offset = end;
-    plan->regions.push_back({"workspace.split_first_rows", end, first_rows, writer - 1});
-    end += first_rows;
-  }
-  plan->workspace_bytes = kWorkspaceAlignment - 1 + end;
+  plan->workspace_bytes = kWorkspaceAlignment - 1 + t.split_lse_offset + lse;
 }
 
 void add_workspace(ForwardSchedule& t, Plan* plan) {
@@ -423,7 +445,7 @@ void ForwardPass::plan(const Problem& p, const gpu::Properties& device, const Tu
   make_schedule(p, device, tuning, &t);
   count_step_lists(p, &t);
   plan->kernels.push_back(kernel_of(p, t.tile.kernel));
-  add_launches(p, t, plan);
+  add_launches(p, t, device.sm_count, plan);
   add_workspace(t, plan);
   add_split_results(p, t, plan);
 }

@@ -27,6 +27,11 @@ inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen o
 // batch_invariant: the most queries of a sequence that is split, and the most rows of these queries in a packed head.
 inline constexpr int64_t kMaxSplitQueries = 8, kMaxSplitTileRows = 64;
 
+// The most queries of a sequence of this call that is split.
+inline int split_queries(const Problem& p, int64_t max_queries) {
+  return static_cast<int>(p.seqlen_q < max_queries ? p.seqlen_q : max_queries);
+}
+
 // The limit of queries and of keys.
 inline constexpr int64_t kLongestSequence = int64_t{1} << 28;
 

@@ -124,13 +124,13 @@ void set_out_and_lse(const View& out, const View& lse, Params* params) {
 }
 
 void set_device_splits(const Problem& p, const ForwardSchedule& t, std::byte* workspace, SplitParams* split) {
+  split->count = t.split_count;
+  split->max_count = t.max_splits;
   split->n_blocks = t.split_n_blocks;
-  split->max_queries = t.split_max_queries;
-  split->rows = t.split_rows;
+  split->max_queries = split_queries(p, t.split_max_queries);
   split->queries = combined_queries(p, t);
   split->lanes = t.combine_lanes;
   split->f32_out = p.out.dtype == DType::f32;
-  split->first_rows = reinterpret_cast<int*>(workspace + t.split_first_rows_offset);
   split->row_out = reinterpret_cast<float*>(workspace + t.split_out_offset);
   split->row_lse = reinterpret_cast<float*>(workspace + t.split_lse_offset);
 }

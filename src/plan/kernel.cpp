@@ -133,7 +133,8 @@ FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const Forward& t,
     entries.push_back({EntryId::order_tiles, "order_tiles", kListBlocksThreads});
   }
   if (t.max_scores) entries.push_back({EntryId::max_scores, "max_scores", kMaxScoresThreads});
-  if (t.split_keys || t.device_splits) entries.push_back({EntryId::combine_splits, "combine_splits", kCombineThreads});
+  if (t.split_keys || t.device_splits)
+    entries.push_back({EntryId::combine_splits, "combine_splits", kCombineThreads, kCombineSmemBytes});
   return entries;
 }
 template <class T>

@@ -58,6 +58,7 @@ FixedVector<KernelEntry, kMaxEntries> entries_of(const Configuration& configurat
 // Returns the entry of a unit with this id. The unit must have one.
 KernelEntry find_entry(const Configuration& configuration, Unit unit, EntryId id);
 inline constexpr uint32_t kScheduleThreads = 1024;
+inline constexpr int kCombineSmemBytes = 112 << 10;  // the most; see combine_smem_bytes()
 
 // functions: score_mod() and mask_mod(), if the configuration has them.
 std::string translation_unit(const Configuration& configuration, const std::string& functions = "",

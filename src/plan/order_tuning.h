@@ -27,8 +27,9 @@ struct ForwardOrderTuning {
   int64_t combine_few_rows = 1 << 8;    // queries of all heads below which several CTAs share a row
   int64_t combine_many_rows = 1 << 14;  // queries of all heads from which on a row has few threads
 
-  // batch_invariant: the keys of a split, rounded up to whole n_blocks. The number is part of a result's bits.
-  int64_t invariant_split_keys = 1024;
+  // batch_invariant: the least keys of a split with up to 16 rows, and the most splits of all heads of a sequence. The
+  // numbers are part of a result's bits.
+  int64_t invariant_split_keys = 512, invariant_splits = 128;
 };
 
 struct BackwardOrderTuning {

@@ -83,10 +83,11 @@ TEST(KernelsInvariance, ASequenceOfADenseBatchAndAlone) {
 
 // ---- Splits of sequences with few queries ----
 
-// Splits of 128 keys, so that small problems have several.
-plan::Tuning short_splits() {
+// Splits of 128 keys, so that small problems have several. splits: the most of all heads of a sequence.
+plan::Tuning short_splits(int64_t splits = 128) {
   plan::Tuning tuning;
-  tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys = 128;
+  for (plan::ForwardOrderTuning* t : {&tuning.sm90.forward_order, &tuning.sm100.forward_order})
+    t->invariant_split_keys = 128, t->invariant_splits = splits;
   return tuning;
 }
 
@@ -121,9 +122,9 @@ TEST(KernelsInvariance, SplitsWithEveryOption) {
   expect_all_good(cases);
 }
 
-// Padded queries, packed queries and pages; sequences that are split, and that are not.
+// Padded queries, packed queries and pages; sequences that are split, that have longer splits, and that have none.
 TEST(KernelsInvariance, SplitsInMixedBatches) {
-  const ForcedTuning forced(short_splits());
+  const ForcedTuning forced(short_splits(4));
   const std::string padded =
       "--dtype bf16 --batch 4 --heads-q 8 --heads-k 2 --seqlen-q 300 --seqlen-k 512 "
       "--used-q 1,300,8,0 --used-k 500,400,129,300 --invariant 1 ";

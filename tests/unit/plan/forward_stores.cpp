@@ -29,10 +29,17 @@ class ForwardStores {
       }
     });
     const SplitParams& split = p.split;
-    if (split.first_rows == nullptr) return;
-    const int64_t results = device_split_rows() * p.heads_q;
-    ranges_.store("workspace.split_out", split.row_out, 0, results * p.head_dim_v * kFloat);
-    ranges_.store("workspace.split_lse", split.row_lse, 0, results * kFloat);
+    if (split.row_out == nullptr) return;
+    for_extremes(p.batch, [&](int64_t n) {
+      const TileCoords sequence = varlen_coords(p, static_cast<int>(n));
+      const int64_t splits = splits_of(sequence);
+      if (splits == 1) return;
+      const int64_t first = split_result_at(p, first_split_row(split, sequence.sequence), 0, 0);
+      const int64_t results = splits * sequence.q_len * p.heads_q;
+      ranges_.store("workspace.split_out", split.row_out, first * p.head_dim_v * kFloat,
+                    results * p.head_dim_v * kFloat);
+      ranges_.store("workspace.split_lse", split.row_lse, first * kFloat, results * kFloat);
+    });
   }
 
   void combine_splits() {
@@ -57,7 +64,6 @@ class ForwardStores {
   void schedule() {
     ranges_.store("workspace.counter", p.counter, 0, kForwardCounters * kInt);
     ranges_.store("workspace.tile_list", p.tile_list, 0, listed_tiles() * int64_t{sizeof(ListedTile)});
-    if (p.split.first_rows) ranges_.store("workspace.split_first_rows", p.split.first_rows, 0, p.batch * kInt);
   }
 
   // A list has its header, at most all n_blocks or one that hides all, and a last 0.
@@ -87,22 +93,15 @@ class ForwardStores {
  private:
   // The splits that schedule() makes of a sequence.
   int64_t splits_of(const TileCoords& sequence) const {
-    if (sequence.q_len == 0 || sequence.q_len > p.split.max_queries) return 1;
-    const int64_t keys = int64_t{p.split.n_blocks} * t->tile_n;
+    if (p.split.count <= 1 || sequence.q_len == 0 || sequence.q_len > p.split.max_queries) return 1;
+    const int64_t keys = int64_t{split_n_blocks(t, p.split, sequence.k_len)} * t->tile_n;
     const KeyRange seen = visible_keys(t, p, sequence, 0, sequence.q_len - 1);
     const int64_t end = std::max(1, seen.end), begin = std::clamp<int64_t>(seen.begin, 0, end - 1);
-    return (end - 1) / keys - begin / keys + 1;
+    const int64_t splits = (end - 1) / keys - begin / keys + 1;
+    EXPECT_LE(splits, p.split.count);
+    return splits;
   }
-  // The rows of all results of splits, and the entries of the list, for the lengths of the problem.
-  int64_t device_split_rows() const {
-    int64_t rows = 0;
-    for (int sequence = 0; sequence < p.batch; ++sequence) {
-      const TileCoords coords = varlen_coords(p, sequence);
-      const int64_t splits = splits_of(coords);
-      if (splits > 1) rows += splits * coords.q_len;
-    }
-    return rows;
-  }
+  // The entries of the list, for the lengths of the problem.
   int64_t listed_tiles() const {
     if (!t->device_splits) return p.m_blocks;
     int64_t tiles = 0;
@@ -111,7 +110,6 @@ class ForwardStores {
       tiles += (int64_t{coords.q_rows} * p.pack_gqa + t->tile_m() - 1) / t->tile_m() + splits_of(coords) - 1;
     }
     EXPECT_LE(tiles, p.m_blocks);
-    EXPECT_LE(device_split_rows(), std::max(p.split.rows, 0));
     return tiles;
   }
   void combine_device_splits() {

@@ -99,59 +99,6 @@ TEST(ForwardPlan, FirstMatchingRow) {
   }
 }
 
-// With batch_invariant, a sequence's kernel does not depend on the lengths of other sequences.
-TEST(ForwardPlan, BatchInvariantPlansIgnoreLengths) {
-  for (const int64_t dim : {64, 128, 192, 256}) {
-    std::set<uint64_t> ids;
-    std::set<int> pack_gqa;
-    for (const int64_t longest : {50, 200, 3000, 9000, 50000}) {
-      for (const int64_t batch : {1, 40}) {
-        Problem p = causal(packed({.batch = batch,
-                                   .seqlen_q = longest,
-                                   .seqlen_k = longest,
-                                   .heads_q = 16,
-                                   .heads_k = 4,
-                                   .head_dim = dim,
-                                   .head_dim_v = dim},
-                                  batch * longest, batch * longest));
-        p.batch_invariant = true;
-        ids.insert(plan::id_of(plan_of(p).tile));
-        pack_gqa.insert(plan_of(p).pack_gqa);
-      }
-    }
-    EXPECT_EQ(ids.size(), 1u);
-    EXPECT_EQ(pack_gqa.size(), 1u);
-  }
-}
-
-// With batch_invariant, sequences of few queries are split at fixed keys, whatever the batch and the longest length.
-TEST(ForwardPlan, BatchInvariantSplits) {
-  for (const gpu::Properties& device : {hopper(), blackwell()}) {
-    std::set<uint64_t> ids;
-    std::set<std::tuple<int, int>> sizes;
-    for (const int64_t longest_q : {1, 200}) {
-      for (const int64_t longest_k : {2000, 131072}) {
-        for (const int64_t batch : {1, 40}) {
-          Problem p =
-              packed({.batch = batch, .seqlen_q = longest_q, .seqlen_k = longest_k, .heads_q = 32, .heads_k = 4},
-                     batch * longest_q, batch * longest_k);
-          p = causal(p);
-          p.batch_invariant = true;
-          const ForwardSchedule t = plan_of(p, device);
-          ids.insert(plan::id_of(t.tile));
-          sizes.emplace(t.split_n_blocks * t.tile.tile_n, t.split_max_queries);
-          EXPECT_EQ(t.splits, 1);
-          const int64_t most = std::min<int64_t>(longest_q, t.split_max_queries);
-          EXPECT_GE(t.split_rows, batch * most * (longest_k / 1024));
-          EXPECT_LE(t.split_rows, batch * most * (longest_k / 1024 + 1));
-        }
-      }
-    }
-    EXPECT_EQ(ids.size(), 1u);
-    EXPECT_EQ(sizes, (std::set<std::tuple<int, int>>{{1024, 8}}));
-  }
-}
-
 // Every head_dim has a tile that fits, with every option.
 TEST(ForwardPlan, EveryTileFits) {
   for (int64_t d = 8; d <= 256; d += 8) {
@@ -209,13 +156,6 @@ TEST(ForwardPlan, PairsOfBlackwell) {
   EXPECT_EQ(plan.tiles, 100);
   EXPECT_EQ(plan.grid, 148);
   EXPECT_FALSE(plan.dynamic_scheduler);
-}
-
-Problem with_blocks(Problem p, int64_t block_q, int64_t block_k, int64_t heads = 1) {
-  p.block_mask.block_q = block_q;
-  p.block_mask.block_k = block_k;
-  p.block_mask.partial = {.shape = {1, heads, 8, 4}, .count_shape = {1, 1, 8}, .present = true};
-  return p;
 }
 
 // A short expression leaves registers for larger tiles than a long one.
@@ -549,28 +489,6 @@ TEST(ForwardPlan, Launches) {
   EXPECT_FALSE(two.launches[0].overlap_previous);
   EXPECT_EQ(two.launches[1].entry, plan::EntryId::main);
   EXPECT_TRUE(two.fills.empty());  // the schedule writes the counter
-}
-
-// The workspace has results of splits only for queries that may be split, and only for keys that a window shows.
-TEST(ForwardPlan, BatchInvariantSplitRows) {
-  const auto rows = [](Problem p) {
-    p.batch_invariant = true;
-    return plan_of(p).split_rows;
-  };
-  const Sizes few{.batch = 3, .seqlen_q = 2, .seqlen_k = 10000, .heads_q = 8, .heads_k = 1};
-  EXPECT_EQ(rows(dense(few)), 3 * 2 * 10);
-  Problem window = causal(dense(few));
-  window.window_left = 500;
-  EXPECT_EQ(rows(window), 3 * 2 * 2);
-  Problem one = dense(few);
-  one.num_splits = 1;
-  EXPECT_EQ(rows(one), 0);
-  EXPECT_EQ(rows(dense({.batch = 3, .seqlen_q = 9, .seqlen_k = 10000})), 0);     // many queries
-  EXPECT_EQ(rows(dense({.batch = 3, .seqlen_q = 1, .seqlen_k = 1000})), 0);      // few keys
-  EXPECT_EQ(rows(dense({.seqlen_q = 2, .seqlen_k = 10000, .heads_q = 64})), 0);  // 128 rows of a packed head
-  EXPECT_EQ(rows(with_blocks(dense({.seqlen_q = 1, .seqlen_k = 10240}), 128, 128)), 0);
-  // Packed keys bound the splits of all sequences together.
-  EXPECT_LE(rows(packed({.batch = 100, .seqlen_q = 1, .seqlen_k = 10000}, 100, 20000)), 8 * 120);
 }
 
 // Regions of the workspace do not overlap, are aligned and inside it, and each has a first writer.

@@ -105,4 +105,11 @@ inline gpu::Properties blackwell() {
   return p;
 }
 
+inline Problem with_blocks(Problem p, int64_t block_q, int64_t block_k, int64_t heads = 1) {
+  p.block_mask.block_q = block_q;
+  p.block_mask.block_k = block_k;
+  p.block_mask.partial = {.shape = {1, heads, 8, 4}, .count_shape = {1, 1, 8}, .present = true};
+  return p;
+}
+
 }  // namespace tandem::test

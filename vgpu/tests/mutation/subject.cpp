@@ -99,7 +99,7 @@ plan::Tuning small_problems() {
   tuning.sm90.backward.min_ds_bytes = tuning.sm90.backward.two_head_tile_min_tiles = 0;
   tuning.sm90.backward.unsplit_tiles = 1;
   tuning.sm90.forward_order.worth = tuning.sm100.forward_order.worth = 0;
-  tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys = 128;
+  tuning.sm90.forward_order.invariant_split_keys = tuning.sm100.forward_order.invariant_split_keys = 64;
   return tuning;
 }
 

@@ -161,8 +161,9 @@ typedef struct tandem_cp_args {
   /* The rank's rows: q, out, dout and dq (q_rows, heads_q, ...), k, v, dk and dv (k_rows, heads_k, ...), lse and dlse
    * (heads_q, q_rows). sink and dsink are whole: every rank passes the same sink and receives the whole dsink. The mask
    * and the lengths are the plan's. Served options: softmax_scale, softcap, alibi_slopes (heads_q) or (documents,
-   * heads_q), bias, sink, dropout, and score_mod and mask_mod without gradients of their tensors. Positions, sequences
-   * and heads are the plan's documents and the whole call's. All other options are refused.
+   * heads_q), bias, sink, dropout, score_mod and mask_mod. Positions, sequences and heads are the plan's documents and
+   * the whole call's. Tensors of expressions are whole: every rank passes the same ones, and receives their whole
+   * gradients. All other options are refused, and so is a float64 gradient of such a tensor on a GPU.
    *
    * bias and dbias: (heads_q|1, q_rows, keys). Column j is for key j of the row's document. All ranks pass equal
    * numbers of columns, at least the longest document's keys. The last stride is 1; equal rows of bias may have stride
@@ -174,8 +175,8 @@ typedef struct tandem_cp_args {
  * ranks. Writes out, and lse unless it is NULL. */
 TANDEM_API tandem_status tandem_cp_forward(tandem_context* context, const tandem_cp_args* args);
 
-/* Writes the gradients that are not NULL, on all ranks the same ones. dk and dv are summed in float32 in a fixed order.
- * Reads q, k, v, out, lse, dout and dlse. */
+/* Writes the gradients that are not NULL, on all ranks the same ones. dk, dv and the gradients of tensors of score_mod
+ * are summed in float32 in a fixed order. Reads q, k, v, out, lse, dout and dlse. */
 TANDEM_API tandem_status tandem_cp_backward(tandem_context* context, const tandem_cp_args* args);
 
 #ifdef __cplusplus

@@ -36,6 +36,13 @@ uint64_t hash_of(const ShardCall& call, int32_t execution) {
     hash.add(*mod ? static_cast<int64_t>((*mod)->program->cuda_hash) : int64_t{0});
     if (!*mod) continue;
     for (const double value : (*mod)->values.scalars) hash.add(value);
+    for (const score_mod::TensorView& tensor : (*mod)->values.tensors) {
+      hash.add(static_cast<int64_t>(tensor.element));
+      for (const int32_t size : tensor.size) hash.add(int64_t{size});
+    }
+    for (const CapturedGradient& gradient : (*mod)->gradients) {
+      hash.add(gradient.to ? 1 + static_cast<int64_t>(gradient.to.dtype) : int64_t{0});
+    }
   }
   return hash.value();
 }

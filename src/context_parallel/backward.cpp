@@ -1,5 +1,6 @@
 #include "base/text.h"
 #include "context_parallel/bias.h"
+#include "context_parallel/captured.h"
 #include "context_parallel/execution.h"
 #include "context_parallel/key_gradients.h"
 
@@ -71,6 +72,7 @@ class BackwardRounds {
     TANDEM_TRY(dq_.clear());
     TANDEM_TRY(dbias_.clear());
     TANDEM_TRY(own_.clear());
+    if (call_.captured != nullptr) TANDEM_TRY(call_.captured->begin(call_));
     std::vector<RoundKeys> batch;
     for (int32_t n = 0; n < batches_.count(); ++n) {
       TANDEM_TRY(exchange_.next(n, &batch));
@@ -103,7 +105,7 @@ class BackwardRounds {
     TANDEM_TRY(dq_.bind(s, &p));
     TANDEM_TRY(dbias_.bind(s, q_row, &p));
     TANDEM_TRY(gradients.bind(s, &p));
-    TANDEM_TRY(runner_.run(p));
+    TANDEM_TRY(call_.captured != nullptr ? call_.captured->run(runner_, s, p) : runner_.run(p));
     TANDEM_TRY(dq_.add(s));
     TANDEM_TRY(dbias_.add(s, q_row));
     return gradients.add(s);

@@ -10,27 +10,6 @@
 namespace tandem::context_parallel {
 namespace {
 
-// The heads that a rank computes, as calls with grouped heads.
-struct HeadShare {
-  FixedVector<HeadRun, 3> runs;
-
-  int64_t q_begin() const { return !runs.empty() ? runs[0].q_begin : 0; }
-  int64_t k_begin() const { return !runs.empty() ? runs[0].k_begin : 0; }
-  int64_t q_heads() const { return !runs.empty() ? runs[runs.size() - 1].q_end - q_begin() : 0; }
-  int64_t k_heads() const { return !runs.empty() ? runs[runs.size() - 1].k_end - k_begin() : 0; }
-};
-
-// With chunks a rank has whole groups, because dk and dv sum over the heads of a group inside the engine.
-HeadShare share_of(const ShardCall& call, int32_t rank) {
-  const int64_t heads_q = call.problem.heads_q, heads_k = call.problem.heads_k;
-  const int32_t ranks = call.plan->ranks();
-  if (call.plan->chunk() == 0) return {head_runs(heads_q, heads_k, ranks, rank)};
-  const int64_t begin = heads_k * rank / ranks, end = heads_k * (rank + 1) / ranks, group = call.problem.group();
-  HeadShare share;
-  if (begin < end) share.runs.push_back({begin * group, end * group, begin, end});
-  return share;
-}
-
 // A tensor of this rank's tokens with all heads, and of all tokens with this rank's heads.
 struct MovedTensor {
   View shard, whole;
@@ -54,7 +33,8 @@ class HeadExchange {
     }
     q_rows_ = q;
     k_rows_ = k;
-    for (int32_t r = 0; r < call.plan->ranks(); ++r) shares_.push_back(share_of(call, r));
+    for (int32_t r = 0; r < call.plan->ranks(); ++r)
+      shares_.push_back(share_of(*call.plan, call.problem.heads_q, call.problem.heads_k, r));
   }
 
   const HeadShare& own() const { return shares_[static_cast<size_t>(call_.rank)]; }
@@ -262,24 +242,13 @@ class HeadsRun {
   }
 
   Problem problem_of(const HeadRun& run) const {
+    const int64_t q = exchange_.own().q_begin(), k = exchange_.own().k_begin();
     Problem p = whole_;
-    p.heads_q = run.q_end - run.q_begin;
-    p.heads_k = run.k_end - run.k_begin;
     p.seqlen_q = p.total_q = exchange_.rows(false);
     p.seqlen_k = p.total_k = exchange_.rows(true);
-    for (View* v : {&p.q, &p.out, &p.lse, &p.dout, &p.dlse, &p.dq}) {
-      *v = from_head(*v, run.q_begin - exchange_.own().q_begin());
-    }
-    for (View* v : {&p.k, &p.v, &p.dk, &p.dv}) *v = from_head(*v, run.k_begin - exchange_.own().k_begin());
     p.sink = from_head(p.sink, run.q_begin);
-    p.alibi_slopes = from_head(p.alibi_slopes, run.q_begin);
-    for (BiasView* bias : {&p.bias, &p.dbias}) {
-      if (!*bias || bias->shape[1] == 1) continue;
-      bias->data += (run.q_begin - exchange_.own().q_begin()) * bias->stride[1] * size_of(bias->dtype);
-      bias->shape[1] = p.heads_q;
-      if (p.heads_q == 1) bias->stride[1] = 0;
-    }
-    return p;
+    p.alibi_slopes = from_head(p.alibi_slopes, q);
+    return heads_of(p, {run.q_begin - q, run.q_end - q, run.k_begin - k, run.k_end - k});
   }
 
   const ShardCall& call_;

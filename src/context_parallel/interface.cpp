@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "context_parallel/agreement.h"
+#include "context_parallel/captured.h"
 #include "context_parallel/execution.h"
 #include "context_parallel/read_call.h"
 #include "engine/context.h"
@@ -189,7 +190,9 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_cp_args
     call.places = reinterpret_cast<tandem_place*>(places.data());
     const Status own = check_call(args, *context, pass, &call);
     TANDEM_TRY(args.plan->agreement.agree(call, args.execution, own));
+    CapturedSums captured(&call, args.execution == TANDEM_CP_HEADS);
     TANDEM_TRY(run_execution(call, args.execution));
+    TANDEM_TRY(captured.finish());
     return pass == TANDEM_BACKWARD ? sum_dsink(call) : Status{};
   });
 }

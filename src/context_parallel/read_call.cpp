@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/text.h"
+#include "problem/bound_expression.h"
 #include "problem/operands.h"
 
 namespace tandem::context_parallel {
@@ -73,17 +74,6 @@ class PlaceTensor {
   int64_t shape_[2] = {1, sizeof(tandem_place) / sizeof(int32_t)};
   tandem_tensor tensor_;
 };
-
-// The gradient of a captured tensor would be a sum over all ranks.
-Status refuse_captured(const Args& a) {
-  if (a.score_mod == nullptr) return {};
-  for (int64_t n = 0; n < a.score_mod->tensor_count; ++n) {
-    if (a.score_mod->tensors[n].gradient != nullptr) {
-      return refuse_option("score_mod.tensors.gradient", "this version does not serve it, so leave it out");
-    }
-  }
-  return {};
-}
 
 // Tensors of one sequence in the form of a dense call, which make_problem() checks.
 class DenseArgs {
@@ -166,7 +156,6 @@ Status read_shard(tandem_pass pass, const tandem_attention_args* args, tandem_de
   int64_t keys = 0;
   for (const PackedDocument& d : call->plan->documents()) keys = std::max(keys, d.k_len);
   TANDEM_TRY(make_shard_problem(pass, dense.args, device, keys, &call->problem));
-  TANDEM_TRY(refuse_captured(dense.args));
   call->heads_q = call->problem.heads_q;
   if (call->problem.dtype == DType::f64) {
     return Status::unsupported(
@@ -183,6 +172,12 @@ Status check_for_gpu(ShardCall* call) {
                                        ") must be multiples of 128 on a GPU: pass larger blocks, or mask_mod alone"));
   }
   Problem& p = call->problem;
+  for (size_t n = 0; p.score_mod && n < p.score_mod->gradients.size(); ++n) {
+    if (const BiasView& to = p.score_mod->gradients[n].to; !to || to.dtype != DType::f64) continue;
+    return Status::unsupported(str_cat("score_mod.", p.score_mod->program->mod.signature.tensors[n].name,
+                                       ".gradient.dtype (float64) must be float32 on a GPU in context parallelism: "
+                                       "allocate a float32 gradient"));
+  }
   p.batch_invariant = call->plan->chunk() > 0;
   // A step has float32 results, of which the backward adds to earlier ones.
   Problem step = p;

@@ -63,10 +63,11 @@ tandem_place StepRunner::place_of(const ContextStep& step) const {
           number(call_.heads_q)};
 }
 
-Status StepRunner::run(Problem problem) {
+Status StepRunner::run(Problem problem, int64_t first_head) {
   if (problem.heads_q == 0) return {};
   const auto bytes = static_cast<int64_t>(call_.engine.engine->workspace_size(problem));
   if (problem.block_mask) TANDEM_TRY(blocks_.write(call_.engine, &problem.block_mask));
+  place_.first_head = static_cast<int32_t>(call_.first_head + first_head);
   if (problem.placed) TANDEM_TRY(call_.engine.write(call_.places, &place_, sizeof place_));
   if (workspace_.size() < bytes) workspace_ = RowMemory(call_.engine, bytes);
   const tandem_attention_args no_tensors{};

@@ -15,6 +15,8 @@ namespace tandem::context_parallel {
 
 inline constexpr DType kSumType = DType::f32;  // parts and sums have this type
 
+class CapturedSums;
+
 // The views of `problem` hold all rows of the shard as one sequence.
 struct ShardCall {
   const ContextPlan* plan = nullptr;
@@ -24,6 +26,7 @@ struct ShardCall {
   const tandem_cp_transport* transport = nullptr;  // null: the plan has one rank
   tandem_place* places = nullptr;                  // in device memory: of one step
   int64_t first_head = 0, heads_q = 0;             // query heads before the problem's, and all query heads
+  CapturedSums* captured = nullptr;                // null: score_mod's tensors need no gradients
 
   RowShape q_shape(int64_t rows) const { return {rows, problem.heads_q, problem.head_dim}; }
   RowShape k_shape(int64_t rows) const { return {rows, problem.heads_k, problem.head_dim}; }
@@ -58,8 +61,8 @@ class StepRunner {
   // The problem of a step, one of block_parts(), whose first query is row `q_row` of the shard. k and v begin at the
   // step's first key. Outputs are absent.
   Problem problem_of(const ContextStep& step, int64_t q_row, const View& k, const View& v);
-  // Runs the problem of the last step.
-  Status run(Problem problem);
+  // Runs the problem of the last step, or of some of its heads. first_head: the step's heads before these.
+  Status run(Problem problem, int64_t first_head = 0);
 
  private:
   tandem_place place_of(const ContextStep& step) const;

@@ -50,6 +50,8 @@ class TreeSum {
   // The stored nodes by ascending chunk number. A complete sum has one node.
   std::map<int64_t, Entry>& nodes() { return nodes_; }
   bool has_leaves() const { return !leaves_.empty(); }
+  bool is_complete() const { return nodes_.size() == 1 && is_whole(nodes_.begin()->second.node); }
+  const std::vector<int64_t>& leaves() const { return leaves_; }
 
  private:
   int64_t count(const MergeNode& n) const {

@@ -41,17 +41,18 @@ INSTANTIATE_TEST_SUITE_P(, RankOptions,
                                          "--causal 1 --softcap 3", "--causal 1 --sink f32 --dlse 1",
                                          "--sink f32 --left 4 --right -2", "--causal 1 --alibi head",
                                          "--alibi batch --left 15", "--scale 0.3 --dlse 1",
-                                         "--causal 1 --dropout 0.3 --sink f32 --dlse 1",
-                                         "--mask-mod k<=q+3&&q-k<20 --gradients qkvbs",
-                                         "--score-mod score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9] --causal 1 "
-                                         "--gradients qkvbs",
+                                         "--causal 1 --dropout 0.3 --sink f32 --dlse 1", "--mask-mod k<=q+3&&q-k<20",
+                                         "--score-mod score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9] --causal 1",
+                                         "--score-mod score*temperature+table[batch,k-q]*slope[q] --sink f32 --dlse 1 "
+                                         "--left 9 --gradients qkvbst",
                                          "--mask-mod q%7>=k%5+batch-2 --score-mod 3*tanh(score/3)+q/seqlen_q "
-                                         "--dropout 0.1 --gradients qkvbs"));
+                                         "--dropout 0.1"));
 
 // Without chunks the neighbouring rows of a striped shard have a distance of several positions.
 TEST(Ranks, StripedShardsReadPositions) {
-  for (const char* options : {"--alibi head --causal 1", "--alibi batch --left 15 --right 3", "--dropout 0.3 --dlse 1",
-                              "--dropout 0.2 --alibi head --causal 1 --mask-mod (k+q)%5>0"}) {
+  for (const char* options :
+       {"--alibi head --causal 1", "--alibi batch --left 15 --right 3", "--dropout 0.3 --dlse 1",
+        "--dropout 0.2 --alibi head --causal 1 --mask-mod (k+q)%5>0", "--score-mod score+slope[q%4]*table[k%4,q]"}) {
     std::string flags = kDocuments;
     flags.append("--heads-q 4 --heads-k 2 --head-dim 16 --head-dim-v 8 ").append(options);
     for (const int32_t ranks : {2, 3, 20}) {
@@ -69,6 +70,7 @@ TEST(Ranks, Types) {
     for (const int32_t execution : kExecutions) {
       std::string flags = kDocuments;
       flags.append("--heads-q 4 --heads-k 2 --head-dim 32 --head-dim-v 32 --causal 1 --sink f32 ").append(type);
+      flags.append(" --score-mod score*temperature+table[head,q-k]*slope[head]");
       expect_accurate(flags, {3, TANDEM_CP_ZIGZAG, execution, 0});
       expect_accurate(flags, {4, TANDEM_CP_BALANCED, execution, 16});
     }
@@ -95,7 +97,7 @@ TEST(Ranks, Biases) {
   for (const char* options :
        {"--bias f32 --causal 1 --sink f32 --dlse 1", "--bias same --bias-shape b1ij --dtype bf16 --left 9 --right 3",
         "--bias bool --causal 1", "--bias f32 --bias-shape b1ij --bias-inf 1 --alibi head --softcap 4",
-        "--bias f32 --dropout 0.2 --score-mod score*0.5+q/seqlen_k --gradients qkvbs"}) {
+        "--bias f32 --dropout 0.2 --score-mod score*temperature+slope[head]*q/seqlen_k"}) {
     for (const int32_t execution : kExecutions) {
       for (const int64_t chunk : {int64_t{0}, int64_t{8}}) {
         for (const int32_t ranks : {1, 2, 3, 4}) {
@@ -116,7 +118,8 @@ TEST(Ranks, BlockMasks) {
        {"--blocks random --block-q 8 --block-k 4 --mask-mod (q+k)%3>0 --causal 1 --sink f32 --dlse 1 "
         "--block-shape b1",
         "--blocks partial --block-q 4 --block-k 16 --left 20 --bias f32 --dtype bf16 --block-shape b1",
-        "--blocks random --block-q 16 --block-k 8 --block-shape 11 --dropout 0.2 --gradients qkvbs"}) {
+        "--blocks random --block-q 16 --block-k 8 --block-shape 11 --dropout 0.2 "
+        "--score-mod score*temperature+table[head,k%9]"}) {
     for (const int32_t execution : kExecutions) {
       for (const int64_t chunk : {int64_t{0}, int64_t{16}}) {
         for (const int32_t ranks : {1, 2, 3, 4}) {
@@ -134,7 +137,9 @@ TEST(Ranks, RanksWithoutWork) {
     for (const int64_t chunk : {int64_t{0}, int64_t{4}}) {
       expect_accurate("--packed 1 --lengths-q 3,0 --lengths-k 3,0 --causal 1 --sink f32", {8, 0, execution, chunk});
       expect_accurate("--packed 1 --lengths-q 1 --lengths-k 30 --causal 1", {8, 1, execution, chunk});
-      expect_accurate("--packed 1 --lengths-q 30 --lengths-k 1 --causal 1", {8, 2, execution, chunk});
+      expect_accurate("--packed 1 --lengths-q 30 --lengths-k 1 --causal 1 --score-mod score+slope[q]*table[k,q]",
+                      {8, 2, execution, chunk});
+      expect_accurate("--packed 1 --lengths-q 0 --lengths-k 9 --score-mod score*slope[q]", {3, 0, execution, chunk});
     }
   }
 }

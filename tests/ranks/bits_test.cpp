@@ -40,10 +40,10 @@ TEST(RankComplaints, CudnnFrontend752And1142OneDeviceReproducesTheBits) {
        8},
       {"--packed 1 --lengths-q 20,41 --lengths-k 55,9 --heads-q 2 --heads-k 2 --alibi head --dlse 1", 5},
       {"--packed 1 --lengths-q 50,20 --lengths-k 50,20 --heads-q 4 --heads-k 2 --dropout 0.2 --mask-mod k<=q+head "
-       "--score-mod score+q/seqlen_k --gradients qkvbs",
+       "--score-mod score*temperature+slope[head]*q/seqlen_k+table[head,k-q]",
        16},
       {"--batch 2 --seqlen-q 50 --seqlen-k 41 --used-q 50,21 --used-k 41,30 --heads-q 6 --heads-k 3 --causal 1 "
-       "--bias f32 --bias-shape b1ij",
+       "--bias f32 --bias-shape b1ij --score-mod score+slope[q]*table[batch,k]",
        16},
       {"--batch 1 --seqlen-q 50 --seqlen-k 50 --heads-q 4 --heads-k 2 --dtype bf16 --bias same", 8},
       {"--batch 1 --seqlen-q 90 --seqlen-k 70 --heads-q 4 --heads-k 2 --left 20 --blocks random --block-q 8 --block-k "

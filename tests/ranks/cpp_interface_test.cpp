@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
@@ -69,6 +70,42 @@ TEST(RankCpp, BothPassesOnOneRank) {
     tandem::backward(call, plan, rank, execution);
     // Rows of P sum to 1, so that dv has the sum of dout.
     EXPECT_NEAR(std::accumulate(dv.begin(), dv.end(), 0.0), std::accumulate(dout.begin(), dout.end(), 0.0), 1e-5);
+  }
+}
+
+TEST(RankCpp, GradientsOfCapturedTensors) {
+  const std::vector<float> x = numbers(6 * 2 * 4), factors = {0.5f, 2};
+  std::vector<float> out(x.size()), lse(12), gradient(2), sums(2);
+  tandem::Attention call{.q = {x, {6, 2, 4}},
+                         .k = {x, {6, 2, 4}},
+                         .v = {x, {6, 2, 4}},
+                         .out = {out, {6, 2, 4}},
+                         .lse = {lse, {2, 6}},
+                         .dout = {x, {6, 2, 4}}};
+  call.score_mod = {.text = "score * t[head]", .tensors = {{"t", {factors, {2}}, {gradient, {2}}}}};
+  tandem::CpPlan plan({.chunk = 4, .q_lens = {6}});
+  Alone rank;
+  tandem::forward(call, plan, rank);
+  for (size_t h = 0; h < 2; ++h) {
+    // Each row of the gradient of the scores is P (dP - delta), with P and dP of the same numbers.
+    for (size_t i = 0; i < 6; ++i) {
+      const auto dot = [&](size_t a, size_t b) {
+        double sum = 0;
+        for (size_t c = 0; c < 4; ++c) sum += double{x[(a * 2 + h) * 4 + c]} * x[(b * 2 + h) * 4 + c];
+        return sum;
+      };
+      double delta = 0;
+      for (size_t c = 0; c < 4; ++c) delta += double{out[(i * 2 + h) * 4 + c]} * x[(i * 2 + h) * 4 + c];
+      for (size_t j = 0; j < 6; ++j) {
+        const double p = std::exp(0.5 * dot(i, j) * factors[h] - lse[h * 6 + i]);
+        sums[h] += static_cast<float>(p * (dot(i, j) - delta) * 0.5 * dot(i, j));
+      }
+    }
+  }
+  for (const auto execution : {tandem::CpExecution::gather, tandem::CpExecution::heads}) {
+    std::fill(gradient.begin(), gradient.end(), 0.0f);
+    tandem::backward(call, plan, rank, execution);
+    for (size_t h = 0; h < 2; ++h) EXPECT_NEAR(gradient[h], sums[h], 1e-5);
   }
 }
 

@@ -18,8 +18,8 @@ const char* const kSmall = "--packed 1 --lengths-q 20,9 --lengths-k 20,9 --heads
 
 // One forward call whose arguments a test may change.
 struct FaultyCall {
-  explicit FaultyCall(const std::string& flags = kSmall)
-      : in(from_flags(flags)), outputs(in.outputs(TANDEM_FORWARD)), problem(in.problem(TANDEM_FORWARD, &outputs)) {}
+  explicit FaultyCall(const std::string& flags = kSmall, tandem_pass pass = TANDEM_FORWARD)
+      : in(from_flags(flags)), outputs(in.outputs(pass)), problem(in.problem(pass, &outputs)) {}
 
   Instance in;
   Outputs outputs;
@@ -106,11 +106,7 @@ TEST(RankRefusals, OptionsThatAreNotServed) {
   static int64_t shape[] = {1, 1, 1, 1};
   static float value = 0;
   static const tandem_tensor tensor{&value, {TANDEM_CPU, 0}, 4, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
-  static const tandem_tensor scalar{&value, {TANDEM_CPU, 0}, 0, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
-  static const tandem_mod_tensor captured{"t", &scalar, &scalar};
-  static const tandem_mod mod{sizeof(tandem_mod), "score * t", nullptr, 0, &captured, 1};
   const std::vector<std::pair<std::string, AdjustArgs>> options = {
-      {"score_mod.tensors.gradient", [](tandem_attention_args& a) { a.score_mod = &mod; }},
       {"kv_num_blocks", [](tandem_attention_args& a) { a.kv_num_blocks = &tensor; }},
       {"kv_indices", [](tandem_attention_args& a) { a.kv_indices = &tensor; }},
       {"seqused_k", [](tandem_attention_args& a) { a.seqused_k = &tensor; }},
@@ -171,6 +167,26 @@ TEST(RankFaults, OtherBiasesAreAnErrorOnAllRanks) {
                     [&](tandem_attention_args& a) { a.bias = &bias.tensor; });
   });
   for (const std::string& error : errors) EXPECT_TRUE(contains(error, "of rank 1 must equal")) << error;
+}
+
+// The ranks exchange gradients of captured tensors, whose sizes must be equal.
+TEST(RankFaults, OtherCapturedTensorsAreAnErrorOnAllRanks) {
+  FaultyCall call(kSmall, TANDEM_BACKWARD);
+  const CpPlan plan = plan_of(call.problem, {2});
+  for (const bool other_shape : {true, false}) {
+    ThreadGroup group(2);
+    const auto errors = on_ranks(2, [&](int32_t rank) {
+      float values[8] = {};
+      int64_t shape[] = {rank == 1 && other_shape ? 4 : 3};
+      const tandem_tensor t{values, {TANDEM_CPU, 0}, 1, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
+      const tandem_tensor gradient{values + 4, {TANDEM_CPU, 0}, 1, {TANDEM_FLOAT, 32, 1}, shape, nullptr, 0};
+      const tandem_mod_tensor captured{"t", &t, rank == 1 && !other_shape ? nullptr : &gradient};
+      const tandem_mod mod{sizeof(tandem_mod), "score * t[q]", nullptr, 0, &captured, 1};
+      return run_rank(call.problem, {plan.get(), group.transport(rank)},
+                      [&](tandem_attention_args& a) { a.score_mod = &mod; });
+    });
+    for (const std::string& error : errors) EXPECT_TRUE(contains(error, "of rank 1 must equal")) << error;
+  }
 }
 
 TEST(RankRefusals, PlansOfOtherGroups) {

@@ -216,7 +216,7 @@ const char* const kKernelCases[] = {
     "--dtype bf16 --align 8 --left 70 --right 9 --alibi head",
     "--packed 1 --lengths-q 150,40 --lengths-k 150,40 --heads-q 4 --heads-k 2 --head-dim 64 --head-dim-v 64 "
     "--dtype bf16 --align 8 --dropout 0.25 --mask-mod k<=q+head&&(q+batch)%7>=k%5 --score-mod "
-    "score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9]+k/seqlen_k --gradients qkvbs",
+    "score*0.5-slope[head]*abs(q-k)+table[head,(q*k)%9]+k/seqlen_k",
 };
 
 // The tests are skipped without a compiler.
@@ -280,6 +280,22 @@ TEST_F(RankGpu, BlockMasks) {
   std::string error;
   bits_on_gpus(in, {1, TANDEM_CP_BALANCED, TANDEM_CP_GATHER, 0}, &error);
   EXPECT_TRUE(contains(error, "block_q (64) and block_k (128) must be multiples of 128 on a GPU")) << error;
+}
+
+TEST_F(RankGpu, Float64GradientsOfCapturedTensorsAreRefused) {
+  Instance in(from_flags(kKernelCases[0]));
+  Outputs outputs = in.outputs(TANDEM_BACKWARD);
+  const Problem problem = in.problem(TANDEM_BACKWARD, &outputs);
+  double values[2] = {1, 1};
+  const tandem_dtype f64{TANDEM_FLOAT, 64, 1};
+  const tandem_tensor t{&values[0], {TANDEM_CPU, 0}, 0, f64, nullptr, nullptr, 0};
+  const tandem_tensor gradient{&values[1], {TANDEM_CPU, 0}, 0, f64, nullptr, nullptr, 0};
+  const tandem_mod_tensor captured{"t", &t, &gradient};
+  const tandem_mod mod{sizeof(tandem_mod), "score * t", nullptr, 0, &captured, 1};
+  Clique clique(1);
+  const auto errors = run_on(clique, problem, plan_of(problem, {1}), TANDEM_CP_GATHER,
+                             [&](tandem_attention_args& a) { a.score_mod = &mod; });
+  EXPECT_TRUE(contains(errors[0], "score_mod.t.gradient.dtype (float64) must be float32 on a GPU")) << errors[0];
 }
 
 TEST_F(RankGpu, BitsOfBiasesDoNotDependOnTheRanks) {

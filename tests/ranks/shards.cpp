@@ -3,11 +3,14 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "context_parallel/rows.h"
+#include "problem/bound_expression.h"
 #include "problem/convert.h"
 #include "ranks/group.h"
 
@@ -31,6 +34,16 @@ void fill_with_nan(const View& v, const RowShape& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
     for (int64_t head = 0; head < s.heads; ++head) {
       for (int64_t c = 0; c < s.dim; ++c) store(v.dtype, v.at(0, row, head) + c * size_of(v.dtype), NAN);
+    }
+  }
+}
+
+// Calls use(i, j, k, l) for the elements of a tensor.
+template <class Use>
+void for_elements(const BiasView& v, Use&& use) {
+  for (int64_t i = 0; i < v.shape[0] * v.shape[1]; ++i) {
+    for (int64_t j = 0; j < v.shape[2] * v.shape[3]; ++j) {
+      use(i / v.shape[1], i % v.shape[1], j / v.shape[3], j % v.shape[3]);
     }
   }
 }
@@ -74,8 +87,35 @@ class Shards {
     args.alibi_slopes = heads(p.alibi_slopes, p.alibi_slopes.batch != 0 ? p.batch : 1);
   }
 
+  // Gives this rank its own gradients of score_mod's tensors, whose elements have gaps between them.
+  void own_captured() {
+    if (args.score_mod == nullptr || !p_.score_mod || p_.score_mod->cells == 0) return;
+    mod_ = *args.score_mod;
+    mod_tensors_.assign(mod_.tensors, mod_.tensors + mod_.tensor_count);
+    for (size_t n = 0; n < mod_tensors_.size(); ++n) {
+      BiasView own = p_.score_mod->gradients[n].to;
+      if (!own) continue;
+      const int rank = mod_tensors_[n].tensor->ndim;
+      int64_t end = 2;
+      for (int dim = rank - 1; dim >= 0; --dim) {
+        own.stride[dim] = end;
+        end = end * own.shape[dim] + 1;
+      }
+      buffers_.emplace_back(kHost, own.dtype, RowShape{end, 1, 1});
+      fill_with_nan(buffers_.back().view(), buffers_.back().shape());
+      own.data = buffers_.back().view().data;
+      captured_[n] = own;
+      sizes_.emplace_back(own.shape, own.shape + rank);
+      sizes_.back().insert(sizes_.back().end(), own.stride, own.stride + rank);
+      mod_tensors_[n].gradient = add(own.data, own.dtype);
+    }
+    mod_.tensors = mod_tensors_.data();
+    args.score_mod = &mod_;
+  }
+
   // Copies the results to the problem.
   void collect() {
+    collect_captured();
     if (p_.dbias) copy_bias(p_.dbias, false);
     for (auto& [view, buffer, keys] : outputs_) copy(view, buffer->view(), keys, buffer->shape(), false);
     for (int64_t h = 0; p_.dsink && h < p_.heads_q; ++h) {
@@ -165,6 +205,22 @@ class Shards {
       }
     }
   }
+  // All ranks have the same gradients. The first rank to copy them finds NaN in the problem.
+  void collect_captured() {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    for (const auto& [n, own] : captured_) {
+      const BiasView& to = p_.score_mod->gradients[n].to;
+      for_elements(to, [&, &from = own](int64_t i, int64_t j, int64_t k, int64_t l) {
+        std::byte* const at = to.at(i, j, k, l);
+        const auto size = static_cast<size_t>(size_of(to.dtype));
+        if (!std::isnan(load(to.dtype, at)) && std::memcmp(at, from.at(i, j, k, l), size) != 0) {
+          throw std::runtime_error("ranks have unequal gradients of a captured tensor");
+        }
+        std::memcpy(at, from.at(i, j, k, l), size);
+      });
+    }
+  }
   const tandem_tensor* heads(const HeadView& whole, int64_t batch) {
     if (!whole) return nullptr;
     buffers_.emplace_back(kHost, whole.dtype, RowShape{batch, p_.heads_q, 1});
@@ -188,6 +244,9 @@ class Shards {
   std::deque<tandem_tensor> tensors_;
   std::vector<Output> outputs_;
   RowBuffer *dsink_ = nullptr, *bias_ = nullptr, *dbias_ = nullptr;
+  tandem_mod mod_{};
+  std::vector<tandem_mod_tensor> mod_tensors_;
+  std::map<size_t, BiasView> captured_;  // gradients by the number of the tensor
 };
 
 // The block mask of a problem whose heads share it.
@@ -290,6 +349,7 @@ std::string run_rank(const Problem& p, const RankRun& run, const AdjustArgs& adj
                                                                          tandem_context_destroy);
   Shards shards(p, run.plan, run.transport->rank);
   if (adjust) adjust(shards.args);
+  shards.own_captured();
   const tandem_cp_args args{sizeof(tandem_cp_args), run.plan, run.transport, run.execution, 0, &shards.args};
   const auto call = p.pass == TANDEM_FORWARD ? tandem_cp_forward : tandem_cp_backward;
   if (call(context, &args) != TANDEM_OK) return tandem_last_error();

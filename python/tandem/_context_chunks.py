@@ -249,6 +249,10 @@ class TreeSum:
             level, index = level + 1, index // 2
         self.nodes[index << level] = level, index, value
 
+    @property
+    def is_complete(self) -> bool:
+        return [self._count(*node[:2]) for node in self.nodes.values()] == [len(self._leaves)]
+
     def values(self) -> list[Any]:
         """Returns the values that remain, in the order of the chunks. A complete sum has one."""
         return [self.nodes[first][2] for first in sorted(self.nodes)]

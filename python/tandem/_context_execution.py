@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tandem import _binding, _score_mod
 from tandem._context_calls import Call, Schedule
+from tandem._context_captured import Captured, in_order
 from tandem._context_chunks import ChunkSchedule
 from tandem._context_plan import ContextPlan
 from tandem._context_transport import Messages
@@ -40,6 +41,8 @@ class Execution:
     # The bias of the rank's queries, (heads or 1, rows, keys), and its gradient, which may have more heads.
     bias: Tensor | None = None
     dbias: Tensor | None = None
+    # The backward: gradients of the tensors that score_mod reads.
+    captured: Captured | None = None
     busy: bool = field(default=False, init=False)
 
     def schedule(self, q: Tensor, k: Tensor) -> Schedule:
@@ -51,7 +54,7 @@ class Execution:
         return found
 
     def chunk_schedule(self) -> ChunkSchedule:
-        key = "chunk schedule", self.rank, self.bias is not None
+        key = "chunk schedule", self.rank, self.bias is not None or self.captured is not None
         found = self.plan.kept.get(key)
         if found is None:
             found = self.plan.kept[key] = ChunkSchedule(self.plan, *key[1:])
@@ -77,7 +80,8 @@ class Execution:
     def alone(self, options: dict[str, Any], first_head: int, heads_q: int, biases: Biases) -> Execution:
         """Returns the execution of all tokens on this rank. biases: of its heads."""
         heads = {"first_head": first_head, "heads_q": heads_q}
-        return Execution(self.plan.on_one_rank(), 0, None, 1, options, **heads, bias=biases[0], dbias=biases[1])
+        tensors = {"bias": biases[0], "dbias": biases[1], "captured": self.captured}
+        return Execution(self.plan.on_one_rank(), 0, None, 1, options, **heads, **tensors)
 
     def messages(self, sends: list[tuple[int, Tensor]], receives: list[tuple[int, Tensor]]) -> Messages:
         """Starts messages. On a GPU calls that follow start later than NCCL's kernels, because a call's CTAs keep their
@@ -103,9 +107,15 @@ class Execution:
         if self.plan.block_lists is not None:
             args.update(self._block_lists(call, tensors["q"].device))
         if self.bias is None:
-            _binding.call(what, {**args, **tensors})
+            self._call(what, call, {**args, **tensors})
         else:
             self._attend_with_bias(what, call, {**args, **tensors})
+
+    def _call(self, what: int, call: Call, args: dict[str, Any]) -> None:
+        if what == _binding.BACKWARD and self.captured is not None:
+            self.captured.call(call, args)
+        else:
+            _binding.call(what, args)
 
     def _block_lists(self, call: Call, device: torch.device) -> dict[str, Any]:
         """Returns the block mask of a call of one step as call_args."""
@@ -129,11 +139,11 @@ class Execution:
         bias, heads = self.bias[part], args["q"].shape[-2]
         dbias = None if what != _binding.BACKWARD or self.dbias is None else self.dbias[part]
         if dbias is None:
-            _binding.call(what, {**args, "bias": bias[None]})
+            self._call(what, call, {**args, "bias": bias[None]})
             return
         sums_heads = self.plan.chunk > 0 and len(dbias) == 1
         gradient = torch.zeros((heads, *dbias.shape[1:]), device=dbias.device) if sums_heads else dbias
-        _binding.call(what, {**args, "bias": bias.expand(gradient.shape)[None], "dbias": gradient[None]})
+        self._call(what, call, {**args, "bias": bias.expand(gradient.shape)[None], "dbias": gradient[None]})
         if sums_heads:
             dbias[0] = in_order(gradient, torch.zeros_like(gradient[0]))
 
@@ -174,13 +184,6 @@ def _sequences(plan: ContextPlan, call: Call, heads: tuple[int, int], device: to
     ]
     args["places"] = torch.tensor(places, dtype=torch.int32, device=device)
     return args
-
-
-def in_order(parts: Iterable[Tensor], total: Tensor) -> Tensor:
-    """Adds the parts to the total, one after the other."""
-    for part in parts:
-        total += part
-    return total
 
 
 def concatenated(x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tandem import _context_torch
-from tandem._context_execution import Biases, Execution, in_order
+from tandem._context_captured import in_order
+from tandem._context_execution import Biases, Execution
 from tandem._context_plan import ContextPlan
 
 # The kinds of tensors: of queries, of keys, and a bias of all heads.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class _Call:
                 if not _ctypes._set_seed(attention, x):
                     raise ValueError(f"seed (shape {tuple(x.shape)}) must be an integer or two int64: pass the seed")
             elif name in _score_mod.MODS:
-                setattr(attention, name, ctypes.pointer(_ctypes._mod_of(x, name, 0)))
+                setattr(attention, name, ctypes.pointer(_ctypes._mod_of(x, name, True)))
             elif _options.KINDS[name] == "Tensor":
                 setattr(attention, name, ctypes.pointer(_ctypes._tensor_of(_arrays.describe(x, name))))
             else:
@@ -75,15 +76,21 @@ class _Call:
         self.run(_library.tandem_cp_forward, {**tensors, "sink": sink, "out": out, "lse": lse})
         return out, lse
 
-    def backward(self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None) -> list[Tensor | None]:
-        """Returns the gradients of q, k, v and sink, and fills in dbias. tensors: as forward(), and out, lse, dout and
-        dlse.
+    def backward(
+        self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v, sink and the wanted tensors of score_mod, and fills in dbias. tensors: as
+        forward(), and out, lse, dout and dlse.
         """
         gradients = [_gradients.like(tensors[name]) for name in ("q", "k", "v")]
         dsink = None if sink is None else torch.empty_like(sink)
         outputs = {**dict(zip(("dq", "dk", "dv"), gradients)), "sink": sink, "dsink": dsink, "dbias": dbias}
+        captured = _score_mod.tensors_of(self.options.get("score_mod"))
+        places = [_gradients.like(x) if w else None for x, w in zip(captured, wanted)]
+        if captured:
+            outputs["score_mod"] = _score_mod.replaced(self.options["score_mod"], captured, places)
         self.run(_library.tandem_cp_backward, {**tensors, **outputs})
-        return [*gradients, dsink]
+        return [*gradients, dsink, *places]
 
     def _error(self, status: int, tensors: dict[str, Any]) -> Exception:
         sentence = _ctypes.last_error().replace("attention.", "")
@@ -99,8 +106,8 @@ def _compact(x: Tensor | None) -> Tensor | None:
 class _ContextParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call | TorchCall, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        """tensors: q, k, v, sink and bias."""
-        q, k, v, sink, bias = tensors
+        """tensors: q, k, v, sink, bias and the tensors of score_mod, which the call's options have too."""
+        q, k, v, sink, bias, *_ = tensors
         q, k, v, bias = (_compact(x) for x in (q, k, v, bias))
         out, lse = call.forward({"q": q, "k": k, "v": v, "bias": bias}, sink)
         ctx.call = call
@@ -120,8 +127,10 @@ class _ContextParallel(torch.autograd.Function):
             dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[5] else None
-        gradients = [*ctx.call.backward(tensors, sink, dbias), dbias]
-        return None, *once_differentiable(gradients, (q, k, v, sink, bias, dout, dlse))
+        gradients = ctx.call.backward(tensors, sink, dbias, ctx.needs_input_grad[6:])
+        gradients.insert(4, dbias)
+        captured = [x for x in _score_mod.tensors_of(ctx.call.options.get("score_mod")) if isinstance(x, Tensor)]
+        return None, *once_differentiable(gradients, (q, k, v, sink, bias, *captured, dout, dlse))
 
     jvp = staticmethod(refuse_forward)
 
@@ -129,8 +138,8 @@ class _ContextParallel(torch.autograd.Function):
 def _bound(mod: Any, name: str) -> _score_mod.Bound:
     bound = _score_mod.bound(mod, name)
     tensors = _score_mod.tensors_of(bound)
-    if any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
-        raise Unsupported(f"{name}'s tensors must not require gradients in context_parallel: detach the tensors")
+    if name == "mask_mod" and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
+        raise Unsupported("mask_mod's tensors must not require gradients in context_parallel: detach the tensors")
     return _score_mod.replaced(bound, [resolved(x) for x in tensors])
 
 
@@ -168,12 +177,13 @@ def context_parallel(
         document's keys. The gradient has the same shape; columns beyond a document's keys are 0.
     score_mod, mask_mod, dropout_p, seed : as :func:`tandem.attention`, with positions in the plan's documents. All
         ranks pass the same ones. With dropout seed is required, and the dropped entries are the same as on one rank.
-        The tensors of score_mod have no gradients.
+        Tensors of expressions are whole on every rank, and so are the gradients of score_mod's tensors: do not sum them
+        over the ranks again.
     return_lse : also return the logarithm of each softmax's sum, (heads_q, rows) float32.
 
-    q, k, v, bias and sink have gradients. All ranks run the backward, in the same order. The first call with a plan,
-    shapes and options compares them between the ranks, and a difference is an error on all ranks. An error of the
-    group, such as a lost rank, is raised as torch raises it.
+    q, k, v, bias, sink and score_mod's tensors have gradients. All ranks run the backward, in the same order. The first
+    call with a plan, shapes and options compares them between the ranks, and a difference is an error on all ranks. An
+    error of the group, such as a lost rank, is raised as torch raises it.
     """
     if not isinstance(plan, ContextPlan):
         raise TypeError(f"plan ({type(plan).__name__}) must be a tandem.ContextPlan: create one on every rank")
@@ -192,6 +202,7 @@ def context_parallel(
     for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if mod is not None:
             options[name] = _bound(mod, name)
+    refuse_tangents(_score_mod.named(options).values())
     if dropout_p:
         if seed is None:
             raise ValueError("seed (None) must be an integer or two with dropout_p: pass the same seed on all ranks")
@@ -200,7 +211,8 @@ def context_parallel(
         out, lse = _on_tensors(plan, group, execution, options, tensors)
     else:
         call = _Call(plan, transport_of(group), execution, options)
-        out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink), resolved(bias))
+        captured = _score_mod.tensors_of(options.get("score_mod"))
+        out, lse = _ContextParallel.apply(call, q, k, v, resolved(sink), resolved(bias), *captured)
     return (out, lse) if return_lse else out
 
 
@@ -249,6 +261,8 @@ def _on_tensors(
     call = TorchCall(plan, dist.get_rank(group), group if plan.ranks > 1 else None, execution, options)
     bias = resolved(tensors["bias"])
     inputs = dict(zip(("q", "k", "v"), padded), sink=sink, alibi_slopes=options["alibi_slopes"], bias=bias)
-    call.agree(inputs, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs.values()))
-    out, lse = _ContextParallel.apply(call, *padded, sink, bias)
+    captured = _score_mod.tensors_of(options.get("score_mod"))
+    differentiable = [*inputs.values(), *captured]
+    call.agree(inputs, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable))
+    out, lse = _ContextParallel.apply(call, *padded, sink, bias, *captured)
     return out[..., : v.shape[-1]], lse

@@ -274,5 +274,7 @@ def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor 
 
 def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Returns the gradients of q, k and v in a type. tensors: q, k, v, out, lse, dout and dlse."""
+    if execution.captured is not None:
+        execution.captured.begin(execution, tensors["k"].shape[1])
     run = _context_chunks_torch.Backward if execution.plan.chunk > 0 else _Backward
     return run(execution, tensors, dtype).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tandem import _binding, _context_heads, _context_torch, _gradients, _score_mod
+from tandem._arrays import wants_gradient
+from tandem._context_captured import Captured
 from tandem._context_chunks import TreeSum, chunk_rows
 from tandem._context_execution import PLACE, Execution
 from tandem._context_plan import ContextPlan
@@ -36,17 +39,30 @@ class TorchCall:
         execution = replace(self.execution, bias=tensors["bias"])
         return run(execution, tensors["q"], tensors["k"], tensors["v"], sink)
 
-    def backward(self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None) -> list[Tensor | None]:
-        """Returns the gradients of q, k, v and sink, and fills in dbias. tensors: as forward(), and out, lse, dout and
-        dlse.
+    def backward(
+        self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Returns the gradients of q, k, v, sink and the wanted tensors of score_mod, and fills in dbias. tensors: as
+        forward(), and out, lse, dout and dlse.
         """
         run = _context_heads.backward if self.by_heads else _context_torch.backward
         if dbias is not None:
             dbias.zero_()  # columns without a step
-        execution = replace(self.execution, bias=tensors["bias"], dbias=dbias)
+        plan, captured = self.execution.plan, None
+        if any(wanted):
+            captured = Captured(plan, self.options["score_mod"], wanted, self.by_heads)
+        execution = replace(self.execution, bias=tensors["bias"], dbias=dbias, captured=captured)
         rows = {name: x for name, x in tensors.items() if name != "bias"}
         gradients: list[Tensor | None] = run(execution, rows, tensors["q"].dtype)
-        return [*gradients, None if sink is None else self._dsink(tensors, sink)]
+        gradients.append(None if sink is None else self._dsink(tensors, sink))
+        if captured is None:
+            return [*gradients, *(None for _ in wanted)]
+        heads = tensors["q"].shape[1], tensors["k"].shape[1]
+        heads_k = [heads[1]] * plan.ranks
+        if self.by_heads:
+            shares = [_context_heads.share_of(plan, heads, rank)[0] for rank in range(plan.ranks)]
+            heads_k = [share.k_end - share.k_begin for share in shares]
+        return [*gradients, *captured.finish(execution, heads_k)]
 
     def agree(self, tensors: dict[str, Tensor | None], with_gradients: bool) -> None:
         """Compares the call between the ranks, at the first call with a plan, shapes and options. Raises on all ranks
@@ -87,7 +103,9 @@ class TorchCall:
         for name in _score_mod.MODS:
             if numbers.get(name) is not None:
                 text, values = numbers[name]
-                types = [(key, (x.dtype, x.shape) if isinstance(x, Tensor) else x) for key, x, _ in values]
+                types = [
+                    (key, (x.dtype, x.shape, x.requires_grad) if isinstance(x, Tensor) else x) for key, x, _ in values
+                ]
                 numbers[name] = text, types
         return numbers
 
@@ -161,6 +179,9 @@ class TorchCall:
         gradients = {name: torch.empty_like(x) for name, x in (("dq", q), ("dk", k), ("dv", v))}
         if bias is not None and bias.requires_grad:
             gradients["dbias"] = torch.empty_like(call_args["bias"])
+        if captured := _score_mod.tensors_of(options.get("score_mod")):
+            places = [torch.empty_like(x, dtype=torch.float32) if wants_gradient(x) else None for x in captured]
+            call_args["score_mod"] = _score_mod.replaced(options["score_mod"], captured, places)
         _binding.call(_binding.CHECK + _binding.BACKWARD, {**call_args, "dout": call_args["out"], **gradients})
 
     def _dsink(self, tensors: dict[str, Any], sink: Tensor) -> Tensor:

@@ -47,7 +47,9 @@ class Rank:
         return q, k, v, dout, self.random(heads[0], total, seed=9)
 
     def run(self, plan, batch, rank=None, group=None, attend=tandem.context_parallel, **options):
-        """Returns out, lse and the gradients of q, k, v, sink and bias of a rank's shard. bias: of all queries."""
+        """Returns out, lse and the gradients of q, k, v, sink, bias and score_mod's tensors of a rank's shard. bias: of
+        all queries.
+        """
         rank = self.rank if rank is None else rank
         sink, bias = options.pop("sink", None), options.pop("bias", None)
         sink = None if sink is None else sink.clone().requires_grad_()
@@ -56,6 +58,8 @@ class Rank:
         if bias is not None:
             options["bias"] = plan.shard(bias, rank, dim=1).requires_grad_(bias.dtype != torch.bool)
             inputs += [options["bias"]] if bias.dtype != torch.bool else []
+        if isinstance(options.get("score_mod"), tandem.Mod):
+            inputs += [x for x in options["score_mod"].bindings.values() if getattr(x, "requires_grad", False)]
         out, lse = attend(*inputs[:3], plan=plan, group=group, sink=sink, return_lse=True, **options)
         loss = (out.float() * dout.float()).sum() + (lse * plan.shard(batch[4], rank, dim=1)).sum()
         return out, lse, *torch.autograd.grad(loss, inputs)
@@ -64,6 +68,9 @@ class Rank:
 def by_torch(q, k, v, *, plan, group=None, sink=None, bias=None, execution="gather", return_lse=True, **options):
     """The executions on torch tensors, which serve GPUs, on CPU tensors."""
     options = {"softcap": 0.0, "softmax_scale": None, "alibi_slopes": None, **options}
+    for name in ("score_mod", "mask_mod"):
+        if isinstance(options.get(name), tandem.Mod):
+            options[name] = _context_parallel._bound(options[name], name)
     tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": options["alibi_slopes"], "bias": bias}
     return _context_parallel._on_tensors(plan, group, execution, options, tensors)
 
@@ -162,6 +169,73 @@ def case_biases(r):
                 dim = int(name in ("lse", "dbias"))
                 one, other = (plan.shard(x, r.rank, dim=dim) for x in (one, other))
                 reference.hold(ours.detach(), one, other, f"{name}, {heads} heads, {execution}, {attend}, {plan!r}")
+
+
+def captured_tensors(r, dtype=torch.float32):
+    """Tensors that a score_mod reads, by absolute positions and heads."""
+    shapes = {"t": (), "table": (4, 41), "factor": (41,)}
+    tensors = {
+        name: r.random(*shape, seed=30 + n, dtype=torch.float64) for n, (name, shape) in enumerate(shapes.items())
+    }
+    return {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
+
+
+CAPTURED = "score * t + table[head, q] * factor[k]"
+CAPTURED_NAMES = (*NAMES[:5], "dt", "dtable", "dfactor")
+
+
+def exact_captured(r, batch, dtype):
+    """out, lse and gradients of the whole batch under a causal mask and the expression CAPTURED, by autograd."""
+    q, k, v, dout, dlse = (x.to(dtype) for x in batch)
+    inputs, tensors = [x.clone().requires_grad_() for x in (q, k, v)], captured_tensors(r, dtype)
+    results, begin = [], 0
+    for length in LENGTHS:
+        rows = slice(begin, begin + length)
+        begin += length
+        own_q, own_k, own_v = (x[rows].transpose(0, 1) for x in inputs)
+        scores = own_q @ own_k.repeat_interleave(2, 0).mT * q.shape[-1] ** -0.5 * tensors["t"]
+        scores = scores + tensors["table"][:, :length, None] * tensors["factor"][:length]
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+        lse = scores.logsumexp(-1)
+        out = torch.exp(scores - lse[..., None]) @ own_v.repeat_interleave(2, 0)
+        results.append((out.transpose(0, 1), lse.t()))
+    out, lse = (torch.cat(x) for x in zip(*results))
+    gradients = torch.autograd.grad((out * dout).sum() + (lse.t() * dlse).sum(), [*inputs, *tensors.values()])
+    return [x.detach().numpy() for x in (out, lse.t(), *gradients)]
+
+
+def case_captured_tensors(r):
+    """Every rank has the whole gradients of score_mod's tensors. With chunks they have the bits of one rank."""
+    batch = r.batch()
+    expected, plain = (exact_captured(r, batch, dtype) for dtype in (torch.float64, torch.float32))
+    for attend in (tandem.context_parallel, by_torch):
+        one = tandem.ContextPlan(LENGTHS, 1, causal=True, chunk=8)
+        mod = {"score_mod": tandem.Mod(CAPTURED, **captured_tensors(r))}
+        alone = r.run(one, batch, rank=0, group=r.alone, attend=attend, **mod)
+        for execution, (layout, chunk) in itertools.product(
+            EXECUTIONS, (("balanced", 0), ("striped", 0), ("zigzag", 8))
+        ):
+            plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, causal=True)
+            results = r.run(plan, batch, attend=attend, execution=execution, **mod)
+            for n, (name, ours, x, other) in enumerate(zip(CAPTURED_NAMES, results, expected, plain)):
+                whole = [x, other, alone[n].detach()]
+                if n < 5:
+                    whole = [plan.shard(part, r.rank, dim=int(n == 1)) for part in whole]
+                reference.hold(ours.detach(), *whole[:2], f"{name}, {execution}, {attend}, {plan!r}")
+                assert chunk == 0 or torch.equal(ours, whole[2]), f"{name}, {execution}, {attend}"
+    # A bias of all heads, some of the gradients, and chunks of queries without keys. The four key heads have an order.
+    batch, tensors = r.batch(heads=(4, 4)), captured_tensors(r)
+    tensors = {"t": tensors["t"].detach(), "f": tensors["factor"]}
+    tensors["table"] = captured_tensors(r, torch.bfloat16)["table"]
+    options = {"score_mod": tandem.Mod("score * t + table[head, q] * f[k]", **tensors), "bias": r.random(1, 68, 41)}
+    for attend in (tandem.context_parallel, by_torch):
+        one, plan = (tandem.ContextPlan(LENGTHS, n, window=(-9, 12), chunk=8) for n in (1, r.ranks))
+        alone = r.run(one, batch, rank=0, group=r.alone, attend=attend, **options)
+        for execution in EXECUTIONS:
+            *_, dbias, df, dtable = r.run(plan, batch, execution=execution, attend=attend, **options)
+            assert torch.equal(dtable, alone[-1]) and dtable.dtype == torch.bfloat16 and dtable.any()
+            assert torch.equal(df, alone[-2]) and df.any()
+            assert torch.equal(dbias, plan.shard(alone[-3], r.rank, dim=1))
 
 
 def case_block_masks(r):
@@ -383,8 +457,8 @@ def case_refusals(r):
     expect_error(tandem.Unsupported, "q (meta) must be on a CPU or a GPU", call(*[x.to("meta")] * 3))
     expect_error(ValueError, "alibi_slopes.shape[0] (3) must be", call(x, x, x, alibi_slopes=torch.ones(3, 2)))
     expect_error(ValueError, "seed (None) must be an integer or two", call(x, x, x, dropout_p=0.5))
-    learned = tandem.Mod("score + t[head]", t=torch.zeros(2, requires_grad=True))
-    expect_error(tandem.Unsupported, "score_mod's tensors must not require", call(x, x, x, score_mod=learned))
+    learned = tandem.Mod("t[head] > 0", t=torch.zeros(2, requires_grad=True))
+    expect_error(tandem.Unsupported, "mask_mod's tensors must not require", call(x, x, x, mask_mod=learned))
     expect_error(TypeError, "softcap ('a') must be a number", call(x, x, x, softcap="a"))
     other = tandem.ContextPlan([8], r.ranks + 1)
     expect_error(ValueError, "transport.ranks", call(x, x, x, plan=other, group=None))

@@ -96,15 +96,15 @@ def case_ring_flash_attn_varlen(r):
         close(packed(own[0], kv, cu // r.ranks, max(lengths) // r.ranks, causal=True), out[rows])
 
 
+def transformer_engine(q, k, v, comm="p2p", cu=None, **options):
+    arguments = (True, q, k, v, cu, cu, 0, 0, cu, cu, 0.0, None, None, None, comm)
+    return attn_forward_func_with_cp(*arguments, **options)
+
+
 def case_transformer_engine(r):
-    length = 8 * r.ranks
+    length, call = 8 * r.ranks, transformer_engine
     batch, sink = dense(r, length), torch.tensor([0.5, -1, 2, 0])
     plan = tandem.ContextPlan([length], r.ranks, layout="per_document")
-
-    def call(q, k, v, comm="p2p", cu=None, **options):
-        arguments = (True, q, k, v, cu, cu, 0, 0, cu, cu, 0.0, None, None, None, comm)
-        return attn_forward_func_with_cp(*arguments, **options)
-
     cases = itertools.product(("p2p", "all_gather", "a2a"), ("bshd", "sbhd"), (None, sink))
     for n, (comm, form, offset) in enumerate(cases):
         whole = [x.clone().requires_grad_() for x in batch[:3]]
@@ -132,6 +132,50 @@ def case_transformer_engine(r):
     expect_error(tandem.Unsupported, "fp8 (True) is not served", call, *own, fp8=True)
     expect_error(tandem.Unsupported, "must have no padding", call, *own, attn_mask_type="padding")
     expect_error(ValueError, "softmax_offset must be given", call, *own, softmax_type="learnable")
+
+
+def case_transformer_engine_biases(r):
+    """Rows of a bias are the rank's queries, and its columns are all keys."""
+    length, call = 8 * r.ranks, transformer_engine
+    batch = dense(r, length)
+    plan = tandem.ContextPlan([length], r.ranks, layout="per_document")
+    own = shards(plan, r.rank, batch[:3], 1)
+    shapes = itertools.product((1, BATCH), (1, HEADS))
+    for (comm, form), shape in zip(
+        itertools.product(("p2p", "all_gather", "a2a"), ("bshd", "sbhd")), [*shapes, *shapes]
+    ):
+        whole = [x.clone().requires_grad_() for x in (*batch[:3], r.random(*shape, length, length, seed=8))]
+        out = tandem.attention(*whole[:3], causal=True, bias=whole[3], softcap=4)
+        expected = gradients(out, batch[3], whole)
+        (bias,) = shards(plan, r.rank, [whole[3].detach()], 2)
+        forms = [x.transpose(0, 1) if form == "sbhd" else x for x in own]
+        given = {"attn_bias_type": "post_scale_bias", "attn_bias": bias, "softcap": 4.0, "use_fused_attention": True}
+        ours = call(*forms, comm, qkv_format=form, **given)
+        ours = ours.transpose(0, 1) if form == "sbhd" else ours
+        close(ours, plan.shard(out, r.rank, dim=1))
+        found = gradients(ours, plan.shard(batch[3], r.rank, dim=1), (*own, bias))
+        for n, (x, y) in enumerate(zip(found, expected)):
+            close(x, plan.shard(y, r.rank, dim=2 if n == 3 else 1))
+    row = r.random(1, 1, 1, length, seed=9)
+    given = {"attn_bias_type": "post_scale_bias", "attn_bias": row, "attn_mask_type": "no_mask"}
+    close(call(*own, **given), plan.shard(tandem.attention(*batch[:3], bias=row), r.rank, dim=1))
+    for heads, slopes in ((HEADS, [2.0 ** (-2 * n) for n in (1, 2, 3, 4)]), (3, [2**-4, 2**-8, 2**-2])):
+        q, k = batch[0][:, :, :heads], batch[1][:, :, :1]
+        out = tandem.attention(q, k, k, alibi_slopes=torch.tensor(slopes))
+        parts = (plan.shard(x, r.rank, dim=1) for x in (q, k, k))
+        close(call(*parts, attn_bias_type="alibi", attn_mask_type="no_mask"), plan.shard(out, r.rank, dim=1))
+    given["attn_bias"] = row.clone().requires_grad_()
+    expect_error(tandem.Unsupported, "attn_bias of one row must not require", call, *own, **given)
+    given["attn_bias"] = row[..., :-1]
+    expect_error(ValueError, "attn_bias (shape (1, 1, 1,", call, *own, **given)
+    given["attn_bias"] = None
+    expect_error(ValueError, "attn_bias must be given with", call, *own, **given)
+    given.update(attn_bias=row, attn_bias_type="pre_scale_bias")
+    expect_error(tandem.Unsupported, "multiply attn_bias by softmax_scale", call, *own, **given)
+    given.update(attn_bias_type="post_scale_bias", qkv_format="thd")
+    expect_error(tandem.Unsupported, "attn_bias must be None with qkv_format 'thd'", call, *own, **given)
+    strategy = {"load_balancing_strategy": "NO_LOAD_BALANCE"}
+    expect_error(tandem.Unsupported, "load_balancing_strategy (NO_LOAD_BALANCE)", call, *own, **strategy)
 
 
 class Model(torch.nn.Module):

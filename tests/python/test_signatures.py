@@ -10,6 +10,7 @@ import tandem.fa3  # noqa: E402
 import tandem.fa4  # noqa: E402
 import tandem.flash_attn  # noqa: E402
 import tandem.sdpa  # noqa: E402
+import tandem.transformer_engine  # noqa: E402
 from tandem.flash_attn import bert_padding, flash_attn_interface  # noqa: E402
 from tandem.flash_attn.layers import rotary  # noqa: E402
 
@@ -115,6 +116,18 @@ SDPA = {
         "(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False)"
     )
 }
+# TransformerEngine 2.20.2, whose load_balancing_strategy is DUAL_CHUNK_SWAP by default.
+TRANSFORMER_ENGINE = {
+    "attn_forward_func_with_cp": (
+        "(is_training, q, k, v, cu_seqlens_q, cu_seqlens_kv, max_seqlen_q, max_seqlen_kv, cu_seqlens_q_padded, "
+        "cu_seqlens_kv_padded, dropout_p, cp_group, cp_global_ranks, cp_stream, cp_comm_type, softmax_scale=None, "
+        "qkv_format='bshd', attn_mask_type='causal', attn_bias_type='no_bias', attn_bias=None, deterministic=False,"
+        " use_fused_attention=False, window_size=None, softcap=0.0, fp8=False, fp8_meta=None, quantizers=None, "
+        "pad_between_seqs=False, use_flash_attn_3=False, use_flash_attn_4=False, softmax_type='vanilla', "
+        "softmax_offset=None, fp8_output=False, layer_number=1, return_max_logit=False, "
+        "load_balancing_strategy=None)"
+    )
+}
 MODULES = (
     (tandem.flash_attn, FA2),
     (flash_attn_interface, FA2),
@@ -123,6 +136,7 @@ MODULES = (
     (bert_padding, PADDING),
     (rotary, ROTARY),
     (tandem.sdpa, SDPA),
+    (tandem.transformer_engine, TRANSFORMER_ENGINE),
 )
 
 

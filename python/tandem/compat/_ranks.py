@@ -50,6 +50,10 @@ def attend_dense(q: Any, k: Any, v: Any, plan: ContextPlan, names: dict[str, str
         x = options.get(name)
         if x is not None:
             options[name] = x.flatten() if x.dim() == 2 else x.repeat(batch)
+    bias = options.get("bias")  # (1 or batch, 1 or heads, rows, keys)
+    if bias is not None:
+        shared = bias.shape[0] == bias.shape[1] == 1
+        options["bias"] = bias[0] if shared else bias.expand(batch, q.shape[2], -1, -1).flatten(0, 1)
     out, lse = in_words(names, tandem.context_parallel, *folded, plan=plan, return_lse=True, **options)
     out = out.unflatten(1, (batch, q.shape[2])).transpose(0, 1)
     return out, lse.unflatten(0, (batch, q.shape[2]))

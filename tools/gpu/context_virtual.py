@@ -24,7 +24,15 @@ import torch
 from context_parallel import exact
 
 import tandem
-from tandem import _binding, _context_chunks, _context_execution, _context_parallel, _context_torch_call, _ctypes
+from tandem import (
+    _binding,
+    _context_chunks,
+    _context_execution,
+    _context_parallel,
+    _context_torch_call,
+    _ctypes,
+    _score_mod,
+)
 
 QUEUES: dict[tuple[int, int], queue.Queue] = {}
 NUMBERS = threading.local()  # the thread's rank
@@ -65,8 +73,15 @@ def open_device(name: str) -> None:
     _binding.call, _binding.merge = one_at_a_time(_binding.call), one_at_a_time(_binding.merge)
 
 
-def exact_on_cpu(lens, batch, options: dict) -> list:
-    """Returns out, dq, dk and dv by the library's float64 loops. With a bias the batch is one document."""
+def learned(options: dict) -> list:
+    """Returns score_mod's tensors that need gradients."""
+    return [x for x in _score_mod.tensors_of(options.get("score_mod")) if x.requires_grad]
+
+
+def exact_on_cpu(lens, batch, options: dict, captured: list) -> list:
+    """Returns out, dq, dk, dv and gradients of captured tensors by the library's float64 loops. With a bias the batch
+    is one document.
+    """
     q, k, v, dout = (x.double().requires_grad_() for x in batch)
     cu = torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32)
     chosen, _ctypes._context = _ctypes._context, CPU
@@ -75,13 +90,13 @@ def exact_on_cpu(lens, batch, options: dict) -> list:
         out = tandem.attention(*(x[None] for x in (q, k, v)), **options)[0]
     else:
         out = tandem.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, **options)
-    gradients = torch.autograd.grad(out, (q, k, v), dout.detach())
+    gradients = torch.autograd.grad(out, (q, k, v, *captured), dout.detach())
     _ctypes._context = chosen
     return [out.detach(), *gradients]
 
 
 def run(plan, batch, execution: str, mods: dict) -> list:
-    """Returns out, dq, dk and dv of each rank, or its exception."""
+    """Returns out, dq, dk, dv and gradients of captured tensors of each rank, or its exception."""
     results: list = [None] * plan.ranks
     options = {"softmax_scale": batch[0].shape[-1] ** -0.5, "softcap": 0.0, "alibi_slopes": None, **mods}
     whole_bias = options.pop("bias", None)
@@ -95,8 +110,9 @@ def run(plan, batch, execution: str, mods: dict) -> list:
             inputs = {"q": q, "k": k, "v": v, "bias": bias}
             out, lse = call.forward(inputs, None)
             dbias = None if bias is None else torch.empty_like(bias)
-            gradients = call.backward({**inputs, "out": out, "lse": lse, "dout": dout, "dlse": None}, None, dbias)
-            results[rank] = [out, *gradients[:3]]
+            tensors = {**inputs, "out": out, "lse": lse, "dout": dout, "dlse": None}
+            gradients = call.backward(tensors, None, dbias, [True for _ in learned(options)])
+            results[rank] = [out, *gradients[:3], *gradients[4:]]
         except Exception as error:
             traceback.print_exc()
             results[rank] = error
@@ -113,13 +129,17 @@ def is_right(plan, results: list, one: list, truth: list) -> bool:
     if any(isinstance(x, Exception) for x in results):
         return False
     right = True
-    for (rank, own), n in itertools.product(enumerate(results), range(4)):
-        x, whole, expected = own[n], plan.shard(one[n], rank), plan.shard(truth[n], rank)
+    for (rank, own), n in itertools.product(enumerate(results), range(len(one))):
+        x, whole, expected = own[n], one[n], truth[n]
+        if n < 4:  # captured tensors are whole on every rank
+            whole, expected = (plan.shard(part, rank) for part in (whole, expected))
         if x.numel() == 0:
             continue
         allowed = max(2 * (one[n].double() - truth[n]).abs().max().item(), 4e-3)
         right = right and (x.double() - expected).abs().max().item() <= allowed
-        right = right and (plan.chunk == 0 or torch.equal(x.view(torch.int16), whole.view(torch.int16)))
+        right = right and (
+            plan.chunk == 0 or torch.equal(*(part.contiguous().view(torch.uint8) for part in (x, whole)))
+        )
     return right
 
 
@@ -136,6 +156,10 @@ def main() -> int:
     masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
     masks += [(documents, causal, causal, {"dropout_p": 0.25, "seed": (5, 2)})]
     masks += [([300], causal, causal, {"bias": torch.randn((1, 300, 300), generator=generator)})]
+    table = torch.randn((4, 300), generator=generator).requires_grad_()
+    scaled = tandem.Mod("score + table[head, q] * t[k % 4]", table=table, t=torch.randn(4, requires_grad=True))
+    bound = {"score_mod": _context_parallel._bound(scaled, "score_mod")}
+    masks += [([300], causal, {**causal, "score_mod": scaled}, bound)]
     text = "(q // 128 + k // 128) % 2 == 0 and (q + k) % 5 > 0"
     blocks = {"blocks": tandem.Blocks.of(text, 300, 300)}
     masks += [([300], blocks, {"mask_mod": text}, {"mask_mod": _context_parallel._bound(text, "mask_mod")})]
@@ -146,10 +170,10 @@ def main() -> int:
         shapes = [(sum(lens), n, 64) for n in (heads[0], heads[1], heads[1], heads[0])]
         batch = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
         one = run(tandem.ContextPlan(lens, 1, chunk=chunk, **mask), batch, "gather", mods)[0]
-        on_cpu = "dropout_p" in mods or "bias" in mods or "blocks" in mask
+        on_cpu = any(name in mods for name in ("dropout_p", "bias", "score_mod")) or "blocks" in mask
         truth = [] if on_cpu else exact(lens, batch, whole, None, torch.float64, with_lse=False)
         if on_cpu:
-            truth = exact_on_cpu(lens, batch, {**mods, **whole})
+            truth = exact_on_cpu(lens, batch, {**mods, **whole}, learned(mods))
         for ranks, execution, layout in ((2, "gather", "balanced"), (3, "ring", "striped"), (2, "heads", "zigzag")):
             layout = "contiguous" if "blocks" in mask else layout  # the striped layout needs a chunk
             plan = tandem.ContextPlan(lens, ranks, chunk=chunk, layout=layout, **mask)

@@ -1,6 +1,6 @@
 """Gradients of the tensors that a score_mod reads, in the executions of a ContextPlan on torch tensors.
 
-All ranks receive the same float32 sums. Their order is the one of src/context_parallel/captured.h.
+All ranks receive the same float32 sums. The sums have the order of src/context_parallel/captured.h.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Captured:
         self.trees: dict[Chunk, TreeSum] = {}  # with chunks: over the steps of a query chunk
         self.chunks = TreeSum(())  # and over the query chunks of all documents
         chunks = (-(-n // plan.chunk) if plan.chunk > 0 else 0 for n in plan.lengths().tolist())
-        self.first_chunks = list(itertools.accumulate(chunks, initial=0))  # of each document
+        self.first_chunks = list(itertools.accumulate(chunks, initial=0))  # each document's
 
     def _views(self, cells: Tensor) -> list[Tensor | None]:
         parts = zip(self.tensors, self.wanted, self.places, self.places[1:])

@@ -260,7 +260,7 @@ Status CapturedSums::write(RowBuffer& whole) const {
 Status CapturedSums::write(const CapturedGradient& gradient, std::byte* cells) const {
   const BiasView& to = gradient.to;
   const BiasView from = compact_cells(gradient, cells);
-  std::vector<int> dims;  // the last of each run of joined dimensions, from the last dimension on
+  std::vector<int> dims;  // the last one of each joined dimension, from the end
   std::vector<int64_t> sizes;
   for (int dim = 3; dim >= 0; --dim) {
     if (to.shape[dim] == 1) continue;

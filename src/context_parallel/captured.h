@@ -55,7 +55,7 @@ class CapturedSums {
   const ShardCall& call_;
   std::shared_ptr<const BoundExpression> gradients_;  // null: not wanted
   bool by_heads_ = false;
-  int64_t rows_ = 0;                       // of a vector of cells
+  int64_t rows_ = 0;                       // rows of a vector of cells
   std::vector<int64_t> first_chunks_;      // each document's first chunk of queries
   RowBuffer sum_;                          // without chunks
   PlacedRuns queries_;                     // with chunks, as the rest

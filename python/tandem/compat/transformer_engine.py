@@ -11,8 +11,8 @@ the parts r and 2 * ranks - 1 - r. The result has q's form.
 - attn_bias_type "alibi" has TransformerEngine's default slopes.
 - cp_global_ranks, cp_stream, deterministic, use_fused_attention, use_flash_attn_3, use_flash_attn_4 and layer_number
   change no result.
-- Padding inside of sequences, other lengths of keys, "pre_scale_bias", dropout, FP8, return_max_logit, the softmax
-  "off-by-one", "a2a+p2p" and load_balancing_strategy NO_LOAD_BALANCE are refused. So is a bias with "thd".
+- Padding inside of sequences, other lengths of keys, "pre_scale_bias", a bias with "thd", dropout, FP8,
+  return_max_logit, the softmax "off-by-one", "a2a+p2p" and load_balancing_strategy NO_LOAD_BALANCE are refused.
 """
 
 from __future__ import annotations

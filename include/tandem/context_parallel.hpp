@@ -231,7 +231,8 @@ void forward(const Attention& attention, CpPlan& plan, Transport& transport,
   detail::run_cp(tandem_cp_forward, TANDEM_FORWARD, attention, plan, transport, execution, context);
 }
 
-// Writes this rank's rows of the gradients that are present, and the whole dsink. See forward for the arguments.
+// Writes this rank's rows of the gradients that are present, and the whole gradients of the sink and of score_mod's
+// tensors. See forward for the arguments.
 template <class Transport>
 void backward(const Attention& attention, CpPlan& plan, Transport& transport,
               CpExecution execution = CpExecution::gather, const Context& context = {}) {

@@ -175,6 +175,7 @@ TEST(Ranks, RandomProblems) {
     if (r.chance(0.3)) c.softcap = 2;
     if (r.chance(0.4)) c.sink = "f32";
     c.dlse = r.chance(0.3);
+    if (r.chance(0.3)) c.score_mod = "score*temperature+slope[head]*table[q,k]";
     c.seed = static_cast<int64_t>(seed);
     Division division;
     division.ranks = static_cast<int32_t>(r.between(1, 8));

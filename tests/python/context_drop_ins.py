@@ -123,10 +123,12 @@ def case_transformer_engine(r):
     lengths = [4 * r.ranks, 2 * r.ranks]
     cu = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     packed = [x[0, : sum(lengths)] for x in batch[:3]]
-    out = tandem.attention(*packed, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
     plan = tandem.ContextPlan(lengths, r.ranks, layout="per_document")
     own = [plan.shard(x, r.rank) for x in packed]
-    close(call(*own, cu=cu, qkv_format="thd", attn_mask_type="padding_causal"), plan.shard(out, r.rank))
+    for kind, slopes in (("no_bias", None), ("alibi", torch.tensor([2.0 ** (-2 * n) for n in (1, 2, 3, 4)]))):
+        out = tandem.attention(*packed, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, alibi_slopes=slopes)
+        ours = call(*own, cu=cu, qkv_format="thd", attn_mask_type="padding_causal", attn_bias_type=kind)
+        close(ours, plan.shard(out, r.rank))
     own = [x[None] for x in own]
     expect_error(tandem.Unsupported, "cp_comm_type ('a2a+p2p') must be one of p2p", call, *own, "a2a+p2p")
     expect_error(tandem.Unsupported, "fp8 (True) is not served", call, *own, fp8=True)

@@ -115,9 +115,11 @@ class Shards {
 
   // Copies the results to the problem.
   void collect() {
-    collect_captured();
     if (p_.dbias) copy_bias(p_.dbias, false);
     for (auto& [view, buffer, keys] : outputs_) copy(view, buffer->view(), keys, buffer->shape(), false);
+    static std::mutex mutex;  // all ranks copy whole gradients to the same places
+    const std::lock_guard lock(mutex);
+    collect_captured();
     for (int64_t h = 0; p_.dsink && h < p_.heads_q; ++h) {
       const View from = dsink_->view();
       std::memcpy(p_.dsink.at(0, h), from.at(0, 0, h), static_cast<size_t>(size_of(from.dtype)));
@@ -207,8 +209,6 @@ class Shards {
   }
   // All ranks have the same gradients. The first rank to copy them finds NaN in the problem.
   void collect_captured() {
-    static std::mutex mutex;
-    const std::lock_guard lock(mutex);
     for (const auto& [n, own] : captured_) {
       const BiasView& to = p_.score_mod->gradients[n].to;
       for_elements(to, [&, &from = own](int64_t i, int64_t j, int64_t k, int64_t l) {

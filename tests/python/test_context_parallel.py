@@ -251,3 +251,11 @@ def test_varlen_drop_ins_refuse_rows_of_no_sequence():
         assert out.shape == q.shape
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_the_program_for_several_gpus_tries_every_case_on_cpus():
+    program = pathlib.Path(__file__).parents[2] / "tools/gpu/context_parallel.py"
+    arguments = ["--cpu", "--ranks", "2", "--only", "check,options", "--seconds", "120"]
+    done = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, timeout=240)
+    lines = [line for line in done.stdout.splitlines() if "ok   " in line or "WRONG" in line]
+    assert done.returncode == 0 and len(lines) == 69, done.stdout + done.stderr

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Checks and times context parallelism on the GPUs of one machine, next to torch's own.
 
-    tools/gpu/context_parallel.py [--ranks 2] [--only check,times,breakdown,peer] [--out ranks.json] [--cpu]
+    tools/gpu/context_parallel.py [--ranks 2] [--only check,options,times,breakdown,peer] [--out ranks.json] [--cpu]
 
 The program needs torch with CUDA and NCCL, and tandem installed. The program starts one process for each GPU. NVLink multicast
 stays off.
 
 check: every execution, forward and gradients, for masks, layouts, packed documents, grouped heads and sinks. Errors
 against float64 may be twice the errors of one GPU. With chunks the bits must be the bits of one rank.
+options: the same for bias, block masks, dropout, and a score_mod with gradients of its tensors. The library's CPU kernels
+compute the float64 results.
 times: causal, 32 heads of 128, bfloat16, forward and backward together. efficiency = time of one GPU / (ranks * time).
 breakdown: the kernels of both passes by torch's profiler. Prints the milliseconds of attention, merges, copies and
 sums, messages, and those in which the stream of attention is idle. The file has every kernel of rank 0.
@@ -35,7 +37,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 HEADS, HEAD_DIM = 32, 128
-STEPS = ("check", "times", "breakdown", "peer")
+EXECUTIONS = ("gather", "ring", "heads")
+STEPS = ("check", "options", "times", "breakdown", "peer")
 
 
 def parse() -> argparse.Namespace:
@@ -104,7 +107,7 @@ class Rank:
         from tandem import _context_parallel
 
         given = {"softcap": 0.0, "softmax_scale": None, "alibi_slopes": None}
-        tensors = {**dict(zip("qkv", qkv)), "sink": sink, "alibi_slopes": None}
+        tensors = {**dict(zip("qkv", qkv)), "sink": sink, "alibi_slopes": None, "bias": None}
         return _context_parallel._on_tensors(plan, group, execution, given, tensors)
 
     def both(self, plan, batch, execution="gather", sink=None, group=None, rank=None):
@@ -158,7 +161,7 @@ def check(r: Rank) -> None:
     masks += [{}] if r.cpu else []  # fewer kernels to compile
     layouts = ("balanced", "contiguous", "zigzag", "per_document", "striped")
     heads = (8, 2) if not r.cpu else (4, 2)
-    cases = itertools.product(lens_list, enumerate(masks), ("gather", "ring", "heads"), (0, 4 * size))
+    cases = itertools.product(lens_list, enumerate(masks), EXECUTIONS, (0, 4 * size))
     dtype = torch.float32 if r.cpu else torch.bfloat16
     for n, (lens, (m, mask), execution, chunk) in enumerate(cases):
         if r.late(0.5):
@@ -181,21 +184,25 @@ def check(r: Rank) -> None:
             keys = name in ("dk", "dv")
             if keys:
                 shard = lambda t: plan.shard(t, r.rank, keys=True)
-            errors.append(_error(x, shard(z)))
-            allowed.append(_error(y, z))
+            errors.append(error_of(x, shard(z)))
+            allowed.append(error_of(y, z))
             same = same and torch.equal(x, shard(y))
-        errors, allowed = r.worst(*errors), r.worst(*allowed)
-        floor = 1e-6 if r.cpu else 4e-3
-        right = all(a <= max(2 * b, floor) for a, b in zip(errors, allowed))
-        same = r.worst(float(not same))[0] == 0
-        right = right and (same or chunk == 0)
-        worst = max(a / max(b, floor / 2) for a, b in zip(errors, allowed))
-        text = f"check {len(lens)} documents, {mask}, {execution}, {layout}, chunk {chunk}"
-        r.say(f"{'ok   ' if right else 'WRONG'} {text}: error {worst:.2f} of one rank's, equal bits: {same}",
-              case=text, right=right, error=worst, same=same)
+        judge(r, f"check {len(lens)} documents, {mask}, {execution}, {layout}, chunk {chunk}", errors, allowed, same, chunk)
 
 
-def _error(x, truth) -> float:
+def judge(r: Rank, text: str, errors: list, allowed: list, same: bool, chunk: int) -> None:
+    """Prints whether errors are at most twice one rank's errors. With chunks the bits must be one rank's."""
+    errors, allowed = r.worst(*errors), r.worst(*allowed)
+    floor = 1e-6 if r.cpu else 4e-3
+    right = all(a <= max(2 * b, floor) for a, b in zip(errors, allowed))
+    same = r.worst(float(not same))[0] == 0
+    right = right and (same or chunk == 0)
+    worst = max(a / max(b, floor / 2) for a, b in zip(errors, allowed))
+    r.say(f"{'ok   ' if right else 'WRONG'} {text}: error {worst:.2f} of one rank's, equal bits: {same}",
+          case=text, right=right, error=worst, same=same)
+
+
+def error_of(x, truth) -> float:
     if x.numel() == 0:
         return 0.0
     if not torch.isfinite(x).all():
@@ -431,7 +438,9 @@ def run(rank: int, port: int, arguments: argparse.Namespace) -> None:
     r.alone = [dist.new_group([n], backend=None if arguments.cpu else "nccl") for n in range(r.ranks)][rank]
     name = "CPU" if r.cpu else torch.cuda.get_device_name()
     r.say(f"torch {torch.__version__}, tandem {r.tandem.__version__}, {r.ranks} x {name}", name=name)
-    steps = {"check": [check], "times": [times], "breakdown": [breakdown], "peer": [] if r.cpu else [peer]}
+    from context_options import options  # imports this module
+
+    steps = {"check": [check], "options": [options], "times": [times], "breakdown": [breakdown], "peer": [] if r.cpu else [peer]}
     for step in [step for name in arguments.only for step in steps[name]]:
         try:
             step(r)

@@ -74,11 +74,11 @@ cold() { # <processes> <threads of each>
 export -f cold
 export scratch counting worker
 
-# Runs the tests in one process per core, up to 12, because they compile and compare on the host.
+# Runs the tests in one process per core, up to 20, because they compile and compare on the host.
 shards() {
   local pids=() failed=() code=0 count
   count=$(nproc)
-  [ "$count" -le 12 ] || count=12
+  [ "$count" -le 20 ] || count=20
   for i in $(seq 0 $((count - 1))); do
     GTEST_TOTAL_SHARDS=$count GTEST_SHARD_INDEX=$i "$tests" --gtest_brief=1 > "$scratch/shard.$i" 2>&1 &
     pids+=($!)

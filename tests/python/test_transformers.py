@@ -561,3 +561,12 @@ def test_what_is_not_served():
 
 def test_weights_are_not_returned():
     assert all(x is None for x in Trio("llama").ours(input_ids=tokens(1, 6), output_attentions=True).attentions or [])
+
+
+def test_mask_arrays_keep_the_offset_of_their_creation():
+    """A static cache increments its offset in place."""
+    offset = torch.tensor(5)
+    mask = tandem.transformers.tandem_mask(1, 4, 16, q_offset=offset)
+    offset += 4
+    expected = masking_utils.sdpa_mask(1, 4, 16, q_offset=5, allow_is_causal_skip=False)
+    assert torch.equal(mask.whole(), expected)

@@ -3,6 +3,7 @@ refused by name.
 """
 
 import copy
+import inspect
 
 import pytest
 
@@ -253,13 +254,14 @@ def test_packed_rows_of_a_batch_and_gradients():
     assert not torch.allclose(changed[0], got[0]) and torch.allclose(changed[1], got[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
-@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "Qwen2"])
-def test_windowed_layers_separate_packed_documents_as_other_layers_do(kind, cached):
+def windowed(kind):
+    """Returns a model with a window (Llama: without one), in eager and in Tandem's attention, and ids of documents."""
     sizes = {
         "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "sliding_window": 4, "max_position_embeddings": 64,
+        "num_key_value_heads": 2, "max_position_embeddings": 64,
     }  # fmt: skip
+    if kind != "Llama":
+        sizes["sliding_window"] = 4
     if kind == "Qwen2":
         sizes.update(use_sliding_window=True, max_window_layers=1)
     config = getattr(transformers, f"{kind}Config")(**sizes)
@@ -268,9 +270,69 @@ def test_windowed_layers_separate_packed_documents_as_other_layers_do(kind, cach
     ours = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="tandem").eval()
     ours.load_state_dict(eager.state_dict())
     ids = torch.randint(3, 61, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    return eager, ours, ids
+
+
+@pytest.fixture
+def compiled():
+    torch._dynamo.reset()
+    yield lambda model: torch.compile(model, backend="eager")
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("Mistral", "eager"), ("Gemma2", "eager"), ("Qwen2", "eager"), ("Gemma2", "compiled")]
+)
+def test_windowed_layers_separate_packed_documents_as_other_layers_do(kind, cached, mode, compiled):
+    eager, ours, ids = windowed(kind)
+    call = ours if mode == "eager" else compiled(ours)
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     with torch.no_grad():
         alone = torch.cat([eager(input_ids=x).logits for x in ids.split(LENGTHS, 1)], 1)
+        together = eager(input_ids=ids).logits
         for mask in (None, torch.ones_like(ids)):
-            got = ours(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cached).logits
+            got = call(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=cached).logits
             torch.testing.assert_close(got, alone, rtol=1e-4, atol=1e-5)
+        got = call(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=cached).logits
+        torch.testing.assert_close(got, together, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", [transformers.DynamicCache, transformers.StaticCache])
+@pytest.mark.parametrize(("kind", "mode"), [("Llama", "eager"), ("Gemma2", "eager"), ("Gemma2", "compiled")])
+@pytest.mark.parametrize("cut", [0, 3], ids=["whole", "in two pieces"])
+def test_documents_behind_a_cache_do_not_see_each_other(kind, cache, mode, cut, compiled):
+    """The second piece continues the first document, which is in the cache, and begins the other documents."""
+    eager, ours, ids = windowed(kind)
+    call = ours if mode == "eager" else compiled(ours)
+    packed = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    name = "cache" if "cache" in inspect.signature(ours.forward).parameters else "past_key_values"
+    with torch.no_grad():
+        alone = torch.cat([eager(input_ids=x).logits for x in ids.split(LENGTHS, 1)], 1)
+        together = eager(input_ids=ids).logits
+        for positions, expected in ((packed, alone), (torch.arange(ids.shape[1])[None], together)):
+            sizes = {"max_cache_len": 40} if cache is transformers.StaticCache else {}
+            past, pieces = cache(config=ours.config, **sizes), (slice(0, cut), slice(cut, None))
+            got = [
+                call(input_ids=ids[:, x], position_ids=positions[:, x], **{name: past}).logits
+                for x in pieces[cut == 0 :]
+            ]
+            torch.testing.assert_close(torch.cat(got, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_generation_of_padded_prompts(compiled):
+    from transformers.generation.configuration_utils import CompileConfig
+
+    eager, ours, ids = windowed("Gemma2")
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options = {
+        "attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": 60,
+        "return_dict_in_generate": True, "output_logits": True, "cache_implementation": "static",
+    }  # fmt: skip
+    expected = eager.generate(ids, disable_compile=True, **options).logits
+    on_cpu = CompileConfig(backend="eager", fullgraph=False, mode=None)
+    on_cpu._compile_all_devices = True
+    for pieces in ({}, {"prefill_chunk_size": 6}):
+        got = ours.generate(ids, compile_config=on_cpu, **options, **pieces).logits
+        torch.testing.assert_close(torch.stack(got), torch.stack(expected), rtol=1e-4, atol=1e-5)

@@ -61,6 +61,8 @@ _NAMES = {
 
 Options = dict[str, Any]  # keyword arguments of tandem.attention
 
+_IS_OWN = "_is_mask_of_tandem"  # attribute of traced arrays of tandem_mask
+
 
 class CompactMask(torch.Tensor):
     """A (batch, 1, seqlen_q, seqlen_k) boolean mask kept as options of `tandem.attention` instead of an array.
@@ -158,39 +160,90 @@ def _packed(segments: torch.Tensor) -> Options:
 
 
 _WINDOW = {"causal", "alignment", "window"}  # options without tensors
-_known_positions = WeakIdKeyDictionary()  # by position_ids: version, batch, and the options
+_known_positions = WeakIdKeyDictionary()  # by position_ids: version, batch, segments, options
 
 
-def _options_of_positions(
-    module: torch.nn.Module, position_ids: Any, query: torch.Tensor, key: torch.Tensor
+def _segments(position_ids: torch.Tensor, batch: int) -> torch.Tensor:
+    """Returns (batch, seqlen) one number per packed sequence. A new one begins where positions do not grow by one."""
+    breaks = torch.nn.functional.pad(position_ids.diff(dim=-1) != 1, (1, 0))
+    return breaks.cumsum(-1).expand(batch, -1)
+
+
+def _packed_segments(position_ids: torch.Tensor, batch: int) -> tuple[Optional[torch.Tensor], Options]:
+    """Returns the segments (None: one per row) and their options. Reads from the device once for all layers."""
+    version = None if position_ids.is_inference() else position_ids._version
+    known = _known_positions.get(position_ids) if version is not None else None
+    if known is not None and known[:2] == (version, batch):
+        return known[2:]
+    segments = _segments(position_ids, batch)
+    result = (segments, _packed(segments)) if segments[:, -1].any() else (None, {})
+    if version is not None:
+        _known_positions[position_ids] = version, batch, *result
+    return result
+
+
+def _same_segment(segments: torch.Tensor) -> torch.Tensor:
+    return segments[:, None, :, None] == segments[:, None, None, :]
+
+
+def _behind_begin(segments: torch.Tensor, first_place: Any, seqlen_k: int) -> torch.Tensor:
+    """Returns (batch, 1, seqlen, seqlen_k): True for keys from the begin of a query's segment on.
+
+    first_place: the place of the first query among the keys, an integer or (batch|1, 1, 1, 1). Keys before this place
+    are a cache, which belongs to the first segment.
+    """
+    steps = torch.arange(segments.shape[1], device=segments.device)
+    begins = torch.nn.functional.pad(segments.diff(dim=-1) != 0, (1, 0))
+    begin = torch.where(begins, steps, 0).cummax(-1).values[:, None, :, None]  # a segment's first query
+    return (begin == 0) | (torch.arange(seqlen_k, device=segments.device) >= first_place + begin)
+
+
+def _separated(mask: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+    """Returns a mask (batch|1, 1, seqlen, seqlen_k) that also separates segments, without branches on values.
+
+    As in eager mode, only masks of causality and a window are changed. All diagonals of these masks are constant.
+    """
+    seqlen, seqlen_k = mask.shape[-2:]
+    is_plain = (mask[..., 1:, 1:] == mask[..., :-1, :-1]).all()
+    if seqlen == seqlen_k:
+        return mask & (_same_segment(segments) | ~is_plain)
+    last = torch.where(mask[:, :, :1], torch.arange(seqlen_k, device=mask.device), 0).amax(-1, keepdim=True)
+    is_causal = is_plain & (last.amax() + seqlen <= seqlen_k)
+    return mask & (_behind_begin(segments, last, seqlen_k) | ~is_causal)
+
+
+def _with_positions(
+    module: torch.nn.Module, position_ids: Any, query: torch.Tensor, key: torch.Tensor, options: Options, is_own: bool
 ) -> Options:
-    """Returns the options of packed sequences. A new sequence begins where positions do not grow by one.
+    """Returns the options of a mask, which then also separate packed sequences. is_own: tandem_mask built the mask.
 
-    The rule equals transformers' causal masks. The masks of encoders and some decoders do not apply the
-    rule. The function reads from the device once for all layers.
+    The rule equals transformers' causal masks. The masks of encoders, some decoders, and calls with a cache do not
+    apply the rule.
     """
     batch, _, seqlen, _ = query.shape
+    seqlen_k = key.shape[2]
+    if seqlen < 2:
+        return options
     is_cross = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
     if not isinstance(position_ids, torch.Tensor) or position_ids.dim() != 2 or is_cross:
-        return {}
-    if position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != seqlen or seqlen != key.shape[2]:
-        return {}
-    if seqlen < 2:
-        return {}
+        return options
+    if position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != seqlen:
+        return options
     traced = _is_traced(position_ids, query.device)
-    version = None if traced or position_ids.is_inference() else position_ids._version
-    if version is not None:
-        known = _known_positions.get(position_ids)
-        if known is not None and known[:2] == (version, batch):
-            return known[2]
-    breaks = torch.nn.functional.pad(position_ids.diff(dim=-1) != 1, (1, 0))
-    segments = breaks.cumsum(-1).expand(batch, -1)
-    if traced:  # a traced graph may not branch on values
-        return {"bias": (segments[:, None, :, None] == segments[:, None, None, :])}
-    options = _packed(segments) if breaks.any() else {}
-    if version is not None:
-        _known_positions[position_ids] = version, batch, options
-    return options
+    if traced and is_own and "bias" in options:
+        return {**options, "bias": _separated(options["bias"], _segments(position_ids, batch))}
+    causal = bool(options.get("causal")) or options.get("window", (None, None))[1] == 0
+    whole = seqlen == seqlen_k and "seqused_k" not in options
+    if not options.keys() <= _WINDOW | {"seqused_k"} or not (whole or causal):
+        return options
+    segments, packed = (_segments(position_ids, batch), {}) if traced else _packed_segments(position_ids, batch)
+    if segments is None:
+        return options
+    if whole:
+        return {**options, **({"bias": _same_segment(segments)} if traced else packed)}
+    used = options["seqused_k"][:, None, None, None] if "seqused_k" in options else seqlen_k
+    first_place = 0 if options.get("alignment") == "top_left" else used - seqlen
+    return {**options, "bias": _behind_begin(segments, first_place, seqlen_k)}
 
 
 def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, device) -> Optional[Options]:
@@ -279,11 +332,19 @@ def tandem_mask(
     # A traced graph may neither read from the device nor inspect closures.
     pattern = None if _is_traced(attention_mask, device) else _pattern(mask_function)
     if pattern is None:
-        return build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
-    build = functools.partial(build, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    # A static cache counts its tokens on the device. The count is read here instead of in every layer.
+        skips = {
+            "allow_is_causal_skip": allow_is_causal_skip,
+            "allow_is_bidirectional_skip": allow_is_bidirectional_skip,
+        }
+        mask = build(**skips)
+        if mask is not None and _is_traced(attention_mask, device):
+            setattr(mask, _IS_OWN, True)
+        return mask
+    # A static cache counts its tokens on the device, in place. The count is read here instead of in every layer.
+    q_offset = int(q_offset)
+    build = functools.partial(build, q_offset=q_offset, allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
     options = _options(
-        pattern, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask, torch.device(device)
+        pattern, batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, torch.device(device)
     )
     if options is None:
         return build()
@@ -388,9 +449,10 @@ def tandem_attention(
             "max_seqlen_q": query.shape[0] * query.shape[2] if max_length_q is None else int(max_length_q),
             "max_seqlen_k": key.shape[0] * key.shape[2] if max_length_k is None else int(max_length_k),
         }
-    elif options.keys() <= _WINDOW and not isinstance(attention_mask, BlockMask) and kwargs.get("read_index") is None:
-        found = _options_of_positions(module, kwargs.get("position_ids"), query, key)
-        options, by_positions = {**options, **found}, bool(found)
+    elif not isinstance(attention_mask, BlockMask) and kwargs.get("read_index") is None:
+        is_own = getattr(attention_mask, _IS_OWN, False)
+        found = _with_positions(module, kwargs.get("position_ids"), query, key, options, is_own)
+        options, by_positions = found, found is not options
     if position_bias is not None and (attention_mask is None or by_positions) and "cu_seqlens_q" in options:
         raise tandem.Unsupported(
             "position_bias cannot be combined with packed sequences (cu_seq_lens_q or position_ids), because packed "

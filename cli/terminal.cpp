@@ -153,6 +153,11 @@ void Progress::become(std::string what) {
   what_ = std::move(what);
 }
 
+void Progress::report(const std::string& sentence) {
+  if (refresh_.joinable()) return become(sentence);
+  std::fprintf(stderr, "%s\n", sentence.c_str());
+}
+
 void Progress::clear() {
   const std::lock_guard lock(mutex_);
   erase();

@@ -61,7 +61,9 @@ class Progress {
 
   void advance(double done);      // done: a part of the total
   void become(std::string what);  // begins another stage of the same work
-  void clear();                   // before other output; the line appears again later
+  // Shows a sentence about long work in place of the stage. Without a terminal, prints it as a line.
+  void report(const std::string& sentence);
+  void clear();  // before other output; the line appears again later
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -38,7 +38,7 @@ struct Vgpu {
   std::string ptx, launch, device, out, json = "trace.json", svg = "trace.svg";
   std::string findings, letter = "on";  // check only
   std::vector<std::string> command;     // as the user typed it, for the line that repeats it
-  int schedule = 0, schedules = 1, threads = 0, block = 0;
+  int schedule = 0, schedules = 1, threads = 0, block = 0, max_instructions = vgpu::RunOptions::kMaxInstructions;
   uint64_t seed = 1;
   bool backward = false, cluster = false;
   Vgpu() { problem.dtype = "bf16"; }
@@ -53,7 +53,7 @@ struct Vgpu {
   // Checks the outputs and prints the problem. Returns false if no kernel would run.
   bool begin(const Job& job) const;
   void check_outputs() const;
-  vgpu::Options options(int schedule) const;
+  vgpu::Options options(int schedule, Progress& progress) const;
   std::string repeated_with(int schedule) const;
   void save(const Job& job) const;
   void write_findings(const Reports& reports, const std::vector<std::string>& complaints, int last) const;
@@ -88,10 +88,12 @@ bool Vgpu::begin(const Job& job) const {
   return !job.is_empty();
 }
 
-vgpu::Options Vgpu::options(int number) const {
+vgpu::Options Vgpu::options(int number, Progress& progress) const {
   vgpu::Options options;
   options.run.schedule = vgpu::Schedule::nth(number);
   options.run.threads = threads;
+  options.run.max_instructions = static_cast<uint64_t>(max_instructions);
+  options.run.on_long_run = [&progress](const vgpu::LongRun& run) { progress.report(run.text()); };
   options.letter = letter == "on";
   return options;
 }
@@ -153,14 +155,14 @@ int Vgpu::run() const {
   const std::unique_ptr<Job> subject = job();
   const std::string where = device_of(*subject);
   if (!begin(*subject)) return 0;
-  vgpu::Options how = options(schedule);
-  how.check = false;
   // A separate run counts the instructions, because counting takes longer than executing.
   const auto counter = std::make_shared<Counter>();
-  how.observe = [&](const vgpu::LaunchDescription&, const vgpu::Model&) { return counter; };
   double seconds = 0;
   {
     Progress progress("running", 2);
+    vgpu::Options how = options(schedule, progress);
+    how.check = false;
+    how.observe = [&](const vgpu::LaunchDescription&, const vgpu::Model&) { return counter; };
     throw_if_failed(subject->run(where, how));
     progress.advance(1);
     how.observe = nullptr;
@@ -286,7 +288,7 @@ int Vgpu::check() const {
   const auto start = std::chrono::steady_clock::now();
   Progress progress("checking", schedules);
   for (int n = schedule; n < schedule + schedules; ++n) {
-    vgpu::Options how = options(n);
+    vgpu::Options how = options(n, progress);
     progress.become(str_cat("checking schedule ", n));
     how.report = [&](const Outcome& outcome) {
       progress.clear();
@@ -328,8 +330,10 @@ int Vgpu::trace() const {
   const std::unique_ptr<Job> subject = job();
   const std::string where = device_of(*subject);
   if (!begin(*subject)) return 0;
-  auto [timeline, blocks, size, status] =
-      trace_of(*subject, where, options(schedule), block, cluster ? Traced::cluster : Traced::block);
+  auto [timeline, blocks, size, status] = [&] {
+    Progress progress("tracing", 0);
+    return trace_of(*subject, where, options(schedule, progress), block, cluster ? Traced::cluster : Traced::block);
+  }();
   if (blocks == 0) throw_if_failed(status);  // no launch; a failed kernel is drawn up to its failure
   if (block >= blocks)
     throw io::InputError(
@@ -371,6 +375,7 @@ void add_flags(Command app, Vgpu& vgpu, bool many) {
     app.option("--schedules", vgpu.schedules, "Number of schedules, from --schedule on").above_zero().show_default();
   }
   app.option("--threads", vgpu.threads, "Threads of the host; 0: one per core").within(0, 1024);
+  app.option("--max-instructions", vgpu.max_instructions, kAboutMaxInstructions).within(0, INT32_MAX).show_default();
   app.option("--seed", vgpu.seed, "Seed of the problem's random inputs [1]");
   app.option("--out", vgpu.out, "Write the results into this folder, as .npy");
   app.flag("--backward", vgpu.backward, "Run the backward of a problem after its forward");

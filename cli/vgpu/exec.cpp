@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 struct Exec {
   std::string device = "vgpu:h200", check = "on", letter = "on";
-  int schedule = 0, threads = 0;
+  int schedule = 0, threads = 0, max_instructions = vgpu::RunOptions::kMaxInstructions;
   std::vector<std::string> command;
 
   int run() const;
@@ -62,6 +62,7 @@ void Exec::set_environment(const std::string& summary) const {
   set("TANDEM_VGPU_LETTER", letter);
   set("TANDEM_VGPU_SCHEDULE", std::to_string(schedule));
   set("TANDEM_VGPU_THREADS", std::to_string(threads));
+  set("TANDEM_VGPU_MAX_INSTRUCTIONS", std::to_string(max_instructions));
   set("TANDEM_VGPU_SUMMARY", summary);
 }
 
@@ -163,6 +164,7 @@ the virtual GPU, 0 otherwise. 127: it cannot be run; 128 + N: it was ended by si
       .at_least_zero()
       .show_default();
   verb.option("--threads", exec->threads, "Threads of the host; 0: one per core").within(0, 1024);
+  verb.option("--max-instructions", exec->max_instructions, kAboutMaxInstructions).within(0, INT32_MAX).show_default();
   verb.run_with_rest([exec](std::vector<std::string> program) {
     exec->command = std::move(program);
     return exec->run();

@@ -7,6 +7,7 @@ tandem=$1 kernels=$2 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/cli/expect.sh
 . "$here/expect.sh"
 unset TANDEM_DEVICE TANDEM_VGPU_SCHEDULE TANDEM_VGPU_CHECK TANDEM_VGPU_LETTER TANDEM_VGPU_THREADS
+unset TANDEM_VGPU_MAX_INSTRUCTIONS
 
 # ---- PTX files ----
 cat >scale.ptx <<'PTX'
@@ -85,6 +86,18 @@ expect 1 "missing-wait" vgpu check "$bugs/overwritten_tile.ptx" --launch "$bugs/
 expect 1 "data-race" vgpu check "$bugs/relaxed_flag.ptx" --launch "$bugs/relaxed_flag.json"
 expect 1 "ignored-wait" vgpu check "$bugs/ignored_wait.ptx" --launch "$bugs/ignored_wait.json"
 expect 1 "live-at-exit" vgpu check "$bugs/early_exit.ptx" --launch "$bugs/early_exit.json"
+# A loop that never ends is a finding of every command, and the limit is a flag.
+sed 's/^done:/  bra done;\n&/; s/^  st.global.f32.*/again:\n&\n  bra again;/' scale.ptx >endless.ptx
+expect 1 "the warp repeats the loop from PTX line 26 to PTX line 27" \
+  vgpu check endless.ptx --launch scale.json --max-instructions 3000000 --json findings.json
+grep -q "endless-loop in scale" output || fail "an endless loop is not named"
+grep -qF '"rule": "endless-loop"' findings.json || fail "the findings' file has no endless loop"
+for verb in "run" "trace --svg= --json="; do
+  # shellcheck disable=SC2086 # the flags of a verb
+  ! "$tandem" vgpu $verb endless.ptx --launch scale.json --max-instructions 3000000 >output 2>&1 || fail "$verb passes"
+  grep -q "scale: endless-loop at PTX line 2" output || fail "$verb does not name the endless loop"
+done
+expect 2 "--max-instructions (-1) must be" vgpu check endless.ptx --launch scale.json --max-instructions -1
 for bug in "$bugs"/*.ptx; do expect 0 thread-instructions vgpu run "$bug" --launch "${bug%.ptx}.json"; done
 sed '/fence.mbarrier_init/d' "$bugs/ignored_wait.ptx" |
   sed 's/^  mbarrier.try_wait.*/WAIT: &\n  @!q bra WAIT;/' >letter.ptx

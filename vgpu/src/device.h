@@ -34,8 +34,8 @@ struct Options {
   std::function<void(const Outcome&)> report = {};
 };
 
-// Reads TANDEM_VGPU_SCHEDULE, TANDEM_VGPU_CHECK, TANDEM_VGPU_LETTER and TANDEM_VGPU_THREADS. The values at the first
-// call count.
+// Reads TANDEM_VGPU_SCHEDULE, TANDEM_VGPU_CHECK, TANDEM_VGPU_LETTER, TANDEM_VGPU_THREADS and
+// TANDEM_VGPU_MAX_INSTRUCTIONS. The values at the first call count.
 Status options_from_environment(Options* options);
 
 // Looks up the model by a name for which gpu::is_virtual() holds. "vgpu" is "vgpu:h200".

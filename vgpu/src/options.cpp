@@ -31,13 +31,16 @@ Status read_switch(const char* name, bool* on) {
 }
 
 Status read(Options* options) {
-  int schedule = 0, threads = 0;
+  int schedule = 0, threads = 0, instructions = RunOptions::kMaxInstructions;
   TANDEM_TRY(read_count("TANDEM_VGPU_SCHEDULE", 1'000'000'000, "set the number of a schedule, such as 0", &schedule));
   TANDEM_TRY(read_count("TANDEM_VGPU_THREADS", 1024, "set the number of host threads, or 0 for all cores", &threads));
+  TANDEM_TRY(read_count("TANDEM_VGPU_MAX_INSTRUCTIONS", INT32_MAX,
+                        "set the warp instructions that a block may execute, or 0 for no limit", &instructions));
   TANDEM_TRY(read_switch("TANDEM_VGPU_CHECK", &options->check));
   TANDEM_TRY(read_switch("TANDEM_VGPU_LETTER", &options->letter));
   options->run.schedule = Schedule::nth(schedule);
   options->run.threads = threads;
+  options->run.max_instructions = static_cast<uint64_t>(instructions);
   return {};
 }
 

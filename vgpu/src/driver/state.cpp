@@ -21,7 +21,8 @@ CUresult result_of(Rule rule) {
     case Rule::out_of_bounds: return kIllegalAddress;
     case Rule::misaligned: return kMisalignedAddress;
     case Rule::wrong_space: return kInvalidAddressSpace;
-    case Rule::deadlock: return kLaunchTimeout;
+    case Rule::deadlock:
+    case Rule::endless_loop: return kLaunchTimeout;
     case Rule::device_limit: return kLaunchOutOfResources;
     case Rule::trap: return kLaunchFailed;
     default: return kSuccess;
@@ -47,6 +48,7 @@ CUresult DriverState::initialise() {
   Options options;
   Status status = options_from_environment(&options);
   options.report = [this](const Outcome& outcome) { report(outcome); };
+  options.run.on_long_run = [](const LongRun& run) { say("cuLaunchKernel", run.text()); };
   if (status.ok()) status = find_model(wanted, &model_);
   if (status.ok()) status = open(wanted, std::move(options), &device_);
   if (!status.ok()) return refuse("cuInit", kNoDevice, status.message);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,14 +28,31 @@ struct Schedule {
   std::string text() const;  // "3": what --schedule takes to repeat it
 };
 
+// A run that takes long. The warp is one that executes, and place is its instruction.
+struct LongRun {
+  std::string kernel, place;
+  double seconds = 0;
+  uint64_t instructions = 0;
+  int32_t block = 0, warp = 0;
+
+  std::string text() const;  // one sentence
+};
+
 struct RunOptions {
   Schedule schedule;
-  int32_t threads = 0;            // host threads; 0: all cores
-  uint64_t max_instructions = 0;  // limit of warp instructions per block; 0: none
+  int32_t threads = 0;  // host threads; 0: all cores
+  // Limit of warp instructions per block; 0: none. A quarter of it limits instructions without any store, barrier, copy
+  // or exit. Instructions that wait while other clusters proceed do not count.
+  uint64_t max_instructions = kMaxInstructions;
   // Seeds the order in which clusters begin, and how many of them a host thread interleaves. The seed decides which
   // block receives which work from a counter or cluster launch control. 0: in order, and the next cluster begins only
   // when earlier ones end or wait for it.
   uint64_t placement = 0;
+  // Receives a run after this time, and again whenever the time has doubled.
+  std::function<void(const LongRun&)> on_long_run = {};
+  double long_run_seconds = 10;
+
+  static constexpr uint64_t kMaxInstructions = 400'000'000;
 };
 
 // Global memory that a launch may touch, with the name that findings use for it.

@@ -37,6 +37,7 @@ enum class Rule : uint8_t {
   ignored_wait,        // a try_wait or test_wait whose result is unused
   missing_init_fence,  // the init of a signalled barrier may be invisible
   deadlock,
+  endless_loop,  // more instructions than the run allows
   // Rules of asynchronous operations.
   missing_wgmma_fence,
   late_wgmma_write,    // registers written after the wgmma.fence

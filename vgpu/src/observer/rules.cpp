@@ -52,6 +52,9 @@ constexpr std::array<About, static_cast<size_t>(Rule::count)> kRules{{
     {"ignored-wait", "Loop until the result is true, because the wait may end before the phase completes."},
     {"missing-init-fence", "Execute fence.mbarrier_init.release.cluster after mbarrier.init.", Grade::spec_only},
     {"deadlock", "Follow the table: each wait needs an arrival or a copy that completes its phase."},
+    {"endless-loop",
+     "Correct the condition that ends the loop. If the kernel only takes long, raise --max-instructions "
+     "(TANDEM_VGPU_MAX_INSTRUCTIONS)."},
     {"missing-wgmma-fence",
      "Execute wgmma.fence before the first product, and whenever registers have been written since."},
     {"late-wgmma-write", "Write the registers before wgmma.fence, or pass scale-d 0 to the first product.",

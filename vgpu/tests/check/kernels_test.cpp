@@ -109,7 +109,8 @@ Result execute(const CheckedKernel& kernel, const Schedule& schedule) {
   launch.dynamic_shared_bytes = kernel.shared;
   launch.parameters = std::as_bytes(std::span(parameters));
   const auto checker = Checker::create(launch, model, buffers, {});
-  result.status = run(launch, model, {.schedule = schedule, .threads = 1}, checker.get());
+  result.status =
+      run(launch, model, {.schedule = schedule, .threads = 1, .max_instructions = 1'000'000}, checker.get());
   result.findings = checker->findings();
   for (const Finding& finding : result.findings) {
     result.text += report(*program, finding);

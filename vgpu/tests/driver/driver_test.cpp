@@ -507,6 +507,13 @@ TEST(Exec, ReportsTheMistake) {
   EXPECT_NE(ran.output.find("data-race in column_sums: handed"), std::string::npos) << ran.output;
 }
 
+TEST(Exec, LimitsTheInstructionsOfABlock) {
+  const Ran ran = run(str_cat(kExec, "--max-instructions 10 " COLUMN_SUMS));
+  EXPECT_NE(ran.code, 0) << ran.output;
+  EXPECT_NE(ran.output.find("endless-loop in column_sums"), std::string::npos) << ran.output;
+  EXPECT_EQ(run(std::string(kExec) + "--max-instructions 0 " COLUMN_SUMS).code, 0);
+}
+
 TEST(Exec, TakesAMarkBeforeTheProgram) {
   EXPECT_EQ(run(std::string(kExec) + "--schedule 1 -- sh -c 'exit 7'").code, 7);
   EXPECT_EQ(run(std::string(kExec) + "--schedule=1 -- sh -c 'exit $#' -- a b").code, 2);

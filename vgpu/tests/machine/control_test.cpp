@@ -282,6 +282,79 @@ TEST(Control, EarlyEndsAreNoMeetingPoints) {
       "add.u32 %r2, %r2, 9; bra LOOP; FAIL: st.shared.u32 [number], 2; trap;");
 }
 
+// Kernels that never end: the loop computes, reads, stores, or waits at a barrier.
+TEST(Control, EndlessLoopsAreReported) {
+  for (const std::string middle : {"", "ld.volatile.global.u32 %r3, [%rd1];", "st.global.u32 [%rd1], %r2;",
+                                   "bar.sync 0;", "nanosleep.u32 20;", "atom.global.add.u32 %r3, [%rd1], 1;"}) {
+    const TestKernel k(
+        kernel(".reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p1;\nld.param.u64 %rd1, [p0];\n"
+               "mov.u32 %r2, 0;\nLOOP: " +
+               middle + "\nadd.u32 %r2, %r2, 2;\nsetp.ne.u32 %p1, %r2, 7;\n@%p1 bra LOOP;\nret;"));
+    ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+    under_schedules(4, [&](RunOptions options) {
+      uint32_t number = 0;
+      Findings findings;
+      options.max_instructions = 3'000'000;
+      const Status s = k.run({address(&number)}, {2}, {64}, options, &findings);
+      ASSERT_FALSE(s.ok()) << middle;
+      EXPECT_TRUE(s.message.starts_with("k: endless-loop at PTX line ")) << s.message;
+      EXPECT_NE(s.message.find(", block "), std::string::npos) << s.message;
+      EXPECT_NE(s.message.find(", warp "), std::string::npos) << s.message;
+      EXPECT_NE(s.message.find("the warp repeats the loop from PTX line "), std::string::npos) << s.message;
+      ASSERT_GE(findings.all.size(), 1u);
+      EXPECT_EQ(findings.all[0].rule, Rule::endless_loop);
+    });
+  }
+}
+
+// Block 0 waits for block 1, which takes long: block 0 executes more instructions than the limit allows.
+TEST(Control, WaitingForAnotherBlockIsNoEndlessLoop) {
+  const TestKernel k(kernel(R"(
+    .reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<3>;
+    ld.param.u64 %rd1, [p0];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra WORK;
+  WAIT:
+    ld.acquire.gpu.global.u32 %r3, [%rd1];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra WAIT;
+    ret;
+  WORK:
+    st.global.u32 [%rd1 + 4], %r2;
+    add.u32 %r2, %r2, 1;
+    setp.ne.u32 %p2, %r2, 1500000;
+    @%p2 bra WORK;
+    mov.u32 %r3, 1;
+    st.release.gpu.global.u32 [%rd1], %r3;
+    ret;)"));
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  under_schedules(4, [&](RunOptions options) {
+    uint32_t numbers[2] = {0, 0};
+    options.max_instructions = 8'000'000;
+    const Status s = k.run({address(numbers)}, {2}, {1}, options);
+    EXPECT_TRUE(s.ok()) << s.message;
+  });
+}
+
+TEST(Control, LongRunsAreShown) {
+  const TestKernel k(
+      kernel(".reg .b32 %r1; .reg .pred %p1;\nmov.u32 %r1, 0;\nLOOP: add.u32 %r1, %r1, 1;\n"
+             "setp.ne.u32 %p1, %r1, 2000000;\n@%p1 bra LOOP;\nret;"));
+  ASSERT_TRUE(k.decoded().ok()) << k.decoded().message;
+  std::vector<LongRun> shown;
+  RunOptions options{{}, 1};
+  options.long_run_seconds = 1e-4;
+  options.on_long_run = [&](const LongRun& run) { shown.push_back(run); };
+  ASSERT_TRUE(k.run({0}, {1}, {32}, options).ok());
+  ASSERT_GE(shown.size(), 2u);
+  EXPECT_EQ(shown[0].kernel, "k");
+  EXPECT_GE(shown[1].seconds, 2e-4);
+  EXPECT_GT(shown[1].instructions, shown[0].instructions);
+  EXPECT_NE(shown[0].text().find("warp instructions; block 0, warp 0 is at PTX line "), std::string::npos);
+}
+
 TEST(Control, UnknownFormsAreRefusedByNameAndLine) {
   const TestKernel k(kernel(".reg .b32 %r<3>;\nadd.wrong.u32 %r1, %r2, %r2;\nret;", 0));
   EXPECT_FALSE(k.decoded().ok());

@@ -192,7 +192,7 @@ void begin_cluster(Cluster& cluster, Grid& grid, int32_t index) {
   cluster.next_warp = 0;
   cluster.barrier_generation = 0;
   cluster.barrier_arrived = 0;
-  cluster.executed = 0;
+  cluster.executed = cluster.quiet = cluster.seen_progress = 0;
   cluster.idle = cluster.starving = cluster.hopeless = 0;
   cluster.blocks.resize(static_cast<size_t>(grid.cluster_blocks));
   cluster.threads_alive = grid.cluster_blocks * grid.threads;

@@ -1,10 +1,28 @@
-// The table of a deadlocked kernel: for each warp its source line and the event that it waits for.
+// The table of a kernel that does not end: for each warp its source line and the event that it waits for.
 #include <cstdio>
+#include <utility>
 
+#include "base/text.h"
 #include "vgpu/src/machine/run/execute.h"
 
 namespace tandem::vgpu::machine {
 namespace {
+
+const Op& op_at(const Code& code, int32_t pc) { return code.ops[static_cast<size_t>(pc)]; }
+
+// Returns the source lines of the smallest loop around an op, by the backward branches of the kernel.
+std::string loop_around(const Code& code, int32_t pc) {
+  int32_t first = -1, last = -1;
+  for (int32_t at = pc; at < static_cast<int32_t>(code.ops.size()); ++at) {
+    const Op& op = op_at(code, at);
+    if (op.action.shape != Shape::branch || op.d > pc || (first >= 0 && at - op.d >= last - first)) continue;
+    first = op.d;
+    last = at;
+  }
+  if (first < 0) return "code at " + code.place(op_at(code, pc).source);
+  const std::string from = code.place(op_at(code, first).source), to = code.place(op_at(code, last).source);
+  return "the loop " + (from == to ? "at " + from : "from " + from + " to " + to);
+}
 
 std::string text_of(const Block& block, const Fragment& fragment) {
   const Wait& wait = fragment.wait;
@@ -85,6 +103,34 @@ void report_deadlock(Cluster& cluster) {
         actor = {warp->block->cta, warp->index, fragment.mask,
                  cluster.grid->code->ops[static_cast<size_t>(fragment.pc)].source};
   report(*cluster.grid, actor, Rule::deadlock, "", "no warp can continue:" + stuck_table(cluster), true);
+}
+
+const Fragment* busiest_fragment(const Cluster& cluster, const Warp** warp) {
+  const Fragment* best = nullptr;
+  for (const Warp* each : cluster.warps)
+    for (const Fragment& fragment : each->fragments) {
+      if (fragment.mask == 0) continue;
+      if (best != nullptr && std::pair(!fragment.tried, each->executed) <= std::pair(!best->tried, (*warp)->executed))
+        continue;
+      best = &fragment;
+      *warp = each;
+    }
+  return best;
+}
+
+void report_endless_loop(Cluster& cluster) {
+  const Grid& grid = *cluster.grid;
+  const Warp* warp = nullptr;
+  const Fragment* const fragment = busiest_fragment(cluster, &warp);
+  if (fragment == nullptr) return report_deadlock(cluster);
+  const uint64_t blocks = cluster.blocks.size();
+  const bool quiet = cluster.executed <= grid.options.max_instructions * blocks;
+  const std::string message =
+      str_cat("the warp repeats ", loop_around(*grid.code, fragment->pc), ", and its block has executed ",
+              (quiet ? cluster.quiet : cluster.executed) / blocks, " warp instructions without ",
+              quiet ? "a store, a barrier, a copy or an exit" : "an end", ":");
+  report(*cluster.grid, {warp->block->cta, warp->index, fragment->mask, op_at(*grid.code, fragment->pc).source},
+         Rule::endless_loop, "", message + stuck_table(cluster), true);
 }
 
 }  // namespace tandem::vgpu::machine

@@ -40,6 +40,9 @@ Turn take_turn(Cluster& cluster, int64_t budget);
 
 // deadlock.cpp
 void report_deadlock(Cluster& cluster);
+void report_endless_loop(Cluster& cluster);
+// Returns the fragment that executes in the warp with the most executed ops, or a waiting one where all wait.
+const Fragment* busiest_fragment(const Cluster& cluster, const Warp** warp);
 std::string stuck_table(const Cluster& cluster);
 
 // pending_registers.cpp: registers that an outstanding matrix product or tensor memory load reads or writes.

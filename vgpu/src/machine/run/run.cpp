@@ -1,5 +1,6 @@
 // run(): executes a whole grid on the host's threads.
 #include <algorithm>
+#include <chrono>
 #include <list>
 #include <thread>
 
@@ -83,12 +84,42 @@ int32_t launch_registers(const ptx::Function& f, const Model& model, int64_t thr
   return static_cast<int32_t>(std::min<int64_t>(255, model.registers_per_sm / rounded / 8 * 8));
 }
 
+// Passes a run that takes long to the options' function. All workers share it.
+class Watch {
+ public:
+  explicit Watch(const RunOptions& options) : wanted_(options.on_long_run), next_(options.long_run_seconds) {}
+
+  // cluster: one that has not ended.
+  void look(const Cluster& cluster) {
+    if (!wanted_) return;
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    if (seconds < next_.load(std::memory_order_relaxed)) return;
+    const std::lock_guard lock(mutex_);
+    if (seconds < next_.load()) return;
+    next_.store(2 * next_.load());
+    const Warp* warp = nullptr;
+    const Fragment* const fragment = busiest_fragment(cluster, &warp);
+    if (fragment == nullptr) return;
+    const Code& code = *cluster.grid->code;
+    wanted_({code.function->name, code.place(code.ops[static_cast<size_t>(fragment->pc)].source), seconds,
+             cluster.grid->executed.load(), warp->block->cta, warp->index});
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::function<void(const LongRun&)>& wanted_;
+  const Clock::time_point start_ = Clock::now();
+  std::atomic<double> next_;
+  std::mutex mutex_;
+};
+
 // A host thread whose resident clusters take turns. Clusters beyond the placement's number become resident only if the
 // present ones wait for others.
 class Worker {
  public:
-  Worker(Grid* grid, int32_t most, int32_t index)
+  Worker(Grid* grid, Watch& watch, int32_t most, int32_t index)
       : grid_(grid),
+        watch_(watch),
         most_(most),
         random_(grid->options.placement, static_cast<uint64_t>(index)),
         wanted_(grid->options.placement == 0 ? 1 : std::min(most, 1 + static_cast<int32_t>(random_.below(kBeside)))) {}
@@ -104,6 +135,7 @@ class Worker {
       bool all_idle = true;
       for (auto at = resident_.begin(); at != resident_.end();) {
         const Turn turn = take_turn(**at, turn_length());
+        if (turn == Turn::active || turn == Turn::idle) watch_.look(**at);
         if (turn == Turn::stopped) return;
         all_idle = all_idle && turn == Turn::idle;
         if (turn != Turn::done) {
@@ -133,6 +165,7 @@ class Worker {
   }
 
   Grid* grid_;
+  Watch& watch_;
   int32_t most_;
   Random random_;
   int32_t wanted_;  // clusters that run concurrently without a need
@@ -163,6 +196,11 @@ int32_t Grid::take_cluster() {
 }
 
 }  // namespace machine
+
+std::string LongRun::text() const {
+  return str_cat("kernel \"", kernel, "\" has run for ", static_cast<int64_t>(seconds), " s: ", instructions,
+                 " warp instructions; block ", block, ", warp ", warp, " is at ", place);
+}
 
 Status run(const LaunchDescription& launch, const Model& model, const RunOptions& options, Observer* observer) {
   using namespace machine;
@@ -203,8 +241,10 @@ Status run(const LaunchDescription& launch, const Model& model, const RunOptions
   const int32_t count = std::min(cores, grid.cluster_count);
   const int32_t most = std::max(1, model.sm_count / grid.cluster_blocks / count);
   std::vector<std::thread> threads;
-  for (int32_t n = 1; n < count; ++n) threads.emplace_back([&grid, most, n] { Worker(&grid, most, n).run(); });
-  Worker(&grid, most, 0).run();
+  Watch watch(grid.options);
+  for (int32_t n = 1; n < count; ++n)
+    threads.emplace_back([&grid, &watch, most, n] { Worker(&grid, watch, most, n).run(); });
+  Worker(&grid, watch, most, 0).run();
   for (std::thread& thread : threads) thread.join();
   return grid.status;
 }

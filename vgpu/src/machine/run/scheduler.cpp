@@ -1,5 +1,6 @@
 // The scheduler: warps of a cluster take turns, their fragments take turns, and asynchronous operations complete in
 // between.
+#include <algorithm>
 #include <utility>
 
 #include "vgpu/src/machine/run/execute.h"
@@ -11,6 +12,7 @@ constexpr int64_t kSlice = 2000;  // ops that a fragment executes before another
 // Limits of ops executed without an event. Above the first limit a fragment is probably waiting, above the second one
 // certainly.
 constexpr int64_t kIdle = 40'000, kStarving = 1'000'000;
+constexpr uint64_t kQuietPart = 4;  // part of max_instructions that may have no event
 constexpr int kHopelessRounds = 3;  // rounds in which waits have ended by their time limit
 
 int64_t slice_length(Cluster& cluster) {
@@ -60,9 +62,21 @@ bool unstick(Cluster& cluster) {
   return ++cluster.hopeless <= kHopelessRounds && end_waits(cluster);
 }
 
-bool over_bound(Cluster& cluster) {
-  const uint64_t bound = cluster.grid->options.max_instructions;
-  return bound != 0 && cluster.executed > bound * cluster.blocks.size();
+// Counts executed ops. Returns true if the cluster exceeds the limit of the options.
+bool over_bound(Cluster& cluster, uint64_t executed, bool any_event) {
+  Grid& grid = *cluster.grid;
+  const uint64_t bound = grid.options.max_instructions * cluster.blocks.size();
+  const uint64_t progress = any_event ? grid.progress.fetch_add(1) + 1 : grid.progress.load();
+  const bool others_proceed = !any_event && progress != cluster.seen_progress;
+  cluster.seen_progress = progress;
+  if (others_proceed) {  // the cluster may have waited for them
+    cluster.executed -= std::exchange(cluster.quiet, 0);
+    return false;
+  }
+  cluster.executed += executed;
+  cluster.quiet = any_event ? 0 : cluster.quiet + executed;
+  const uint64_t quiet_bound = std::max<uint64_t>(bound / kQuietPart, 2 * kStarving);
+  return bound != 0 && (cluster.executed > bound || cluster.quiet > quiet_bound);
 }
 
 }  // namespace
@@ -82,7 +96,7 @@ Turn take_turn(Cluster& cluster, int64_t budget) {
       if (cluster.grid->stopped.load(std::memory_order_relaxed)) return Turn::stopped;
     }
     budget -= executed + 1;
-    cluster.executed += static_cast<uint64_t>(executed);
+    cluster.grid->executed.fetch_add(static_cast<uint64_t>(executed), std::memory_order_relaxed);
     if (cluster.threads_alive == 0) {
       while (cluster.async.force(&cluster.random)) {
       }
@@ -93,8 +107,8 @@ Turn take_turn(Cluster& cluster, int64_t budget) {
       report_deadlock(cluster);
       return Turn::stopped;
     }
-    if (over_bound(cluster)) {
-      report_deadlock(cluster);
+    if (over_bound(cluster, static_cast<uint64_t>(executed), cluster.events != events)) {
+      report_endless_loop(cluster);
       return Turn::stopped;
     }
     if (cluster.events != events) continue;

@@ -160,10 +160,11 @@ struct Cluster {
   int32_t threads_alive = 0;
   uint32_t barrier_generation = 0;
   int32_t barrier_arrived = 0;
-  uint64_t events = 0;  // changes that may end a wait
-  uint64_t executed = 0;
-  int64_t idle = 0, starving = 0;  // ops executed without an event
-  int32_t hopeless = 0;            // rounds of waits that were ended
+  uint64_t events = 0;               // changes that may end a wait
+  uint64_t executed = 0, quiet = 0;  // counted ops: all, and since the last event
+  uint64_t seen_progress = 0;        // Grid::progress at the last count
+  int64_t idle = 0, starving = 0;    // ops executed without an event
+  int32_t hopeless = 0;              // rounds of waits that were ended
 };
 
 struct Grid {
@@ -184,7 +185,9 @@ struct Grid {
   std::vector<int32_t> order;     // order in which clusters begin; empty: by index
   std::atomic<bool> stopped{false};
   std::atomic<AsyncId> next_async{1};
-  std::atomic<uint32_t> fences{0};  // executed by fences between host threads
+  std::atomic<uint32_t> fences{0};    // executed by fences between host threads
+  std::atomic<uint64_t> progress{0};  // rounds of clusters that had an event
+  std::atomic<uint64_t> executed{0};  // ops
   std::mutex mutex;
   Status status;
 

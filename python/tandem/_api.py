@@ -20,6 +20,7 @@ from tandem._binding import (
     blocks_of,
     call,
     check_mask,
+    check_parts,
     diagonal_of,
     is_float32,
     number_of,
@@ -416,10 +417,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
 
     Raises ValueError or TypeError for parts that do not belong together.
     """
-    if len(outs) == 0 or len(outs) != len(lses):
-        raise ValueError(
-            f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1: pass one lse for each out"
-        )
+    check_parts(outs, lses)
     float32 = is_float32(out_dtype)
     front = use_torch()
     if front is not None and isinstance(outs[0], front.Tensor):

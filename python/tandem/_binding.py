@@ -87,6 +87,13 @@ binding: Any = _load(os.environ.get("TANDEM_PYTHON_BOUNDARY", ""))
 _said_that_copies_are_made = False
 
 
+def check_parts(outs: Sequence[Any], lses: Sequence[Any]) -> None:
+    if len(outs) == 0 or len(outs) != len(lses):
+        raise ValueError(
+            f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1: pass one lse for each out"
+        )
+
+
 def merge(outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any) -> None:
     """Merges parts into out and lse; raises as call() does."""
     arrays = {f"outs[{n}]": x for n, x in enumerate(outs)}

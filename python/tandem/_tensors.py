@@ -51,8 +51,9 @@ def resolved(x: Any) -> Any:
 
 def check_writable(x: Tensor, name: str) -> None:
     """Raises if a tensor that is written in place is lazily negated, or requires a gradient."""
-    if x.is_neg():
-        raise ValueError(f"{name} (lazily negated) must be a plain tensor, since it is written: pass a new tensor")
+    if x.is_neg() or x.is_conj():
+        lazily = "negated" if x.is_neg() else "conjugated"
+        raise ValueError(f"{name} (lazily {lazily}) must be a plain tensor, since it is written: pass a new tensor")
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} must not require a gradient, since it is written in place: pass {name}.detach(), or call under "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tandem import _api, _gradients, _padding, _score_mod, _torch_ops
+from tandem import _api, _gradients, _padding, _score_mod, _torch_append, _torch_ops  # noqa: F401 (an operator)
 from tandem._binding import FORWARD, HEADS_FIRST, WRITTEN_BY_APPEND, CallArgs, call, refuse_gradient
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported

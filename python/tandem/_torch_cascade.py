@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem._autocast import register_autocast
 from tandem._binding import CallArgs, refuse_gradient
 from tandem._binding import cascade as run
 from tandem._derivatives import refuse_tangents
+from tandem._operands import DEVICES, checked
 from tandem._padding import needs_padding, padded_attention
 from tandem._tensors import check_tensor
-from tandem._torch_ops import library, new_outputs, outputs_of, register_autocast
+from tandem._torch_ops import library, new_outputs, outputs_of
 
 _INPUTS = ("q", "k", "v", "sink", "cu_seqlens_q", "seqused_k", "page_table")
 _GROUPS = ("cu_seqlens_group", "group_page_table", "group_seqused_k")
@@ -42,6 +44,8 @@ def cascade(call_args: CallArgs, groups: dict[str, Any], max_rows_group: int) ->
 
 def _kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
     own, (*groups, max_rows_group) = inputs[: len(_INPUTS)], inputs[len(_INPUTS) :]
+    for name, x in zip((*_INPUTS, *_GROUPS), inputs):
+        refuse_gradient(x, name, "call under torch.no_grad()")
     call_args = {**dict(zip(_INPUTS, own)), **options}
     call_args["out"], call_args["lse"] = result = outputs_of(call_args)
     run(call_args, dict(zip(_GROUPS, groups)), max_rows_group)
@@ -52,7 +56,8 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, 
     return new_outputs(q, v)
 
 
-for _device in ("CPU", "CUDA"):
-    library.impl("cascade", _kernel, _device)
-torch.library.register_fake("tandem::cascade", _fake, lib=library)
-register_autocast("cascade", _INPUTS.index("sink"))
+_check = checked((*_INPUTS, *_GROUPS), (*(name for name in _INPUTS if name != "sink"), *_GROUPS))
+for _device in DEVICES:
+    library.impl("cascade", _check(_kernel), _device)
+torch.library.register_fake("tandem::cascade", _check(_fake), lib=library)
+register_autocast(library, "cascade", _INPUTS.index("sink"))

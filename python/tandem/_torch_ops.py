@@ -18,14 +18,15 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
         f"torch is {torch.__version__} and must be 2.10 or later: upgrade torch with 'pip install -U torch'"
     )
 
-from tandem import _arrays, _gradients, _score_mod, _vmap
-from tandem._binding import FORWARD, WRITTEN_BY_APPEND, CallArgs, binding, call, refuse_gradient
-from tandem._binding import append_kv as append_to
+from tandem import _gradients, _score_mod, _vmap
+from tandem._autocast import register_autocast
+from tandem._binding import FORWARD, CallArgs, binding, call, check_parts, refuse_gradient
 from tandem._binding import merge as merge_into
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_second, refuse_tangents
 from tandem._errors import Unsupported
+from tandem._operands import DEVICES, check_mods, check_wanted, checked
 from tandem._options import INPUTS, KINDS, OPTIONS, SCHEMA
-from tandem._tensors import PLAIN, count_write
+from tandem._tensors import PLAIN
 
 # Tandem and torch share one set of threads. Without torch's OpenMP, Tandem starts separate threads.
 binding.use_openmp_of(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
@@ -85,12 +86,6 @@ library.define(
     "bool[]? wanted_captured=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink, Tensor[] dcaptured)"
 )
 library.define("merge(Tensor[] outs, Tensor[] lses, bool float32) -> (Tensor out, Tensor lse)")
-library.define(
-    "append_kv(Tensor? k, Tensor? v, Tensor(a!)? k_cache, Tensor(b!)? v_cache, Tensor? slot_mapping, "
-    "Tensor? page_table, Tensor? cache_seqlens, Tensor? cache_batch_idx, Tensor? cu_seqlens_new, Tensor? q, "
-    "Tensor(c!)? q_out, Tensor? cu_seqlens_q, Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, "
-    "Tensor? positions, bool interleaved, bool single_q_position) -> ()"
-)
 forward_op = torch.ops.tandem.forward.default
 _backward_op = torch.ops.tandem.backward.default
 _max_scores_op = torch.ops.tandem.max_scores.default
@@ -134,6 +129,7 @@ def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
     """Converts the operator's arguments to the call's; arguments with default values may be missing."""
     call_args = dict(zip(INPUTS, inputs))
     call_args.update(options)
+    check_mods(call_args, captured_of(inputs))
     call_args["window"] = (call_args.pop("window_left", None), call_args.pop("window_right", None))
     for argument in _score_mod.MODS:
         names, numbers = (call_args.pop(f"{argument}_{part}", None) or () for part in ("names", "numbers"))
@@ -145,6 +141,15 @@ def from_op_args(inputs: Sequence[Any], options: dict[str, Any]) -> CallArgs:
 
 
 # ---- Kernels -------------------------------------------------------------------------------------------------------
+
+# The names of the operators' arguments by position, and the arguments that may not be None.
+_CALL = (*INPUTS, "captured")
+_NAMES = {
+    "forward": (_CALL, ("q", "k", "v")),
+    "max_scores": (_CALL, ("q", "k", "v")),
+    "backward": (("dout", "dlse", "out", "lse", *_CALL), ("out", "lse", "q", "k", "v")),
+    "merge": (("outs", "lses"), ()),
+}
 
 
 def _forward_kernel(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -174,6 +179,7 @@ def _backward_kernel(
 ) -> tuple[Any, ...]:
     call_args = from_op_args(inputs, options)
     call_args.update(out=out, lse=lse, dout=dout, dlse=dlse)
+    check_wanted(call_args, INPUTS[:DIFFERENTIABLE], wanted)
     captured = _score_mod.tensors_of(call_args.get("score_mod"))
     wanted_captured = wanted_captured or ()
     gradients = _gradients.gradients(call_args, [*wanted, *wanted_captured[: len(captured)]])
@@ -192,6 +198,7 @@ def _laid_out(gradient: Tensor, x: Tensor) -> Tensor:
 
 def _new_merged(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool) -> tuple[Tensor, Tensor]:
     """Allocates out and lse of all parts."""
+    check_parts(outs, lses)
     out = torch.empty(outs[0].shape, dtype=torch.float32 if float32 else outs[0].dtype, device=outs[0].device)
     return out, new_lse(outs[0])
 
@@ -202,23 +209,19 @@ def _merge_kernel(outs: Sequence[Tensor], lses: Sequence[Tensor], float32: bool)
     return result
 
 
-def _append_kernel(*arguments: Any) -> None:
-    tensors = {name: None if x is None else x.detach() for name, x in zip(_arrays.APPEND_TENSORS, arguments)}
-    append_to(tensors, arguments[len(tensors) :])
-    for name, x in zip(_arrays.APPEND_TENSORS, arguments):
-        if name in WRITTEN_BY_APPEND:
-            count_write(x)
-
-
-for _device in ("CPU", "CUDA"):
-    library.impl("append_kv", _append_kernel, _device)
-    library.impl("forward", _forward_kernel, _device)
-    library.impl("max_scores", _max_scores_kernel, _device)
-    library.impl("backward", _backward_kernel, _device)
-    library.impl("merge", _merge_kernel, _device)
+_KERNELS = {
+    "forward": _forward_kernel,
+    "max_scores": _max_scores_kernel,
+    "backward": _backward_kernel,
+    "merge": _merge_kernel,
+}
+for _name, _kernel in _KERNELS.items():
+    for _device in DEVICES:
+        library.impl(_name, checked(*_NAMES[_name])(_kernel), _device)
 
 
 @torch.library.register_fake("tandem::forward", lib=library)
+@checked(*_NAMES["forward"])
 def _(
     q: Tensor, k: Tensor, v: Tensor, *_: Any, float32_out: bool = False, layout_of_q: bool = False, **__: Any
 ) -> tuple[Tensor, Tensor]:
@@ -226,11 +229,13 @@ def _(
 
 
 @torch.library.register_fake("tandem::max_scores", lib=library)
+@checked(*_NAMES["max_scores"])
 def _(q: Tensor, *_: Any, **__: Any) -> Tensor:
     return new_lse(q)
 
 
 @torch.library.register_fake("tandem::backward", lib=library)
+@checked(*_NAMES["backward"])
 def _(
     dout: Any,
     dlse: Any,
@@ -248,8 +253,7 @@ def _(
     return (*results(inputs, wanted), results(captured_of(inputs), wanted_captured or ()))
 
 
-torch.library.register_fake("tandem::append_kv", lambda *_: None, lib=library)
-torch.library.register_fake("tandem::merge", _new_merged, lib=library)
+torch.library.register_fake("tandem::merge", checked(*_NAMES["merge"])(_new_merged), lib=library)
 torch.library.register_vmap("tandem::forward", _vmap.Rule(forward_op, INPUTS, before=0), lib=library)
 torch.library.register_vmap("tandem::backward", _vmap.Rule(_backward_op, INPUTS, before=4), lib=library)
 
@@ -332,7 +336,9 @@ def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor
     captured = captured_of(inputs)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
         _refuse_transforms()
-        if inputs[0].is_cuda and type(inputs[0]) in PLAIN:  # C code cannot read a fake tensor's shapes
+        if (
+            inputs[0] is not None and inputs[0].is_cuda and type(inputs[0]) in PLAIN
+        ):  # C code cannot read a fake tensor's shapes
             call_args = from_op_args(inputs, options)
             call_args["out"], call_args["lse"] = outputs_of(call_args)
             _gradients.refuse_early(call_args)
@@ -458,32 +464,5 @@ def _transformed_backward(*arguments: Any, **options: Any) -> tuple[Any, ...]:
     return (*results[:DIFFERENTIABLE], results[DIFFERENTIABLE:])
 
 
-# ---- Autocast ------------------------------------------------------------------------------------------------------
-
-
-def register_autocast(name: str, casts: int) -> None:
-    """Registers an operator's rule: the first `casts` inputs have autocast's type."""
-    operator = getattr(torch.ops.tandem, name).default
-    for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        library.impl(name, _autocast_kernel(operator, casts, device, getattr(torch._C.DispatchKey, key)), key)
-
-
-def _autocast_kernel(operator: Any, casts: int, device: str, key: Any) -> Any:
-    excluded = torch._C.DispatchKeySet(key)
-
-    def kernel(*inputs: Any, **options: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device)
-
-        def cast(x: Any) -> Any:
-            if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.device.type == device:
-                return x.to(dtype)
-            return x
-
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*map(cast, inputs[:casts]), *inputs[casts:], **options)
-
-    return kernel
-
-
-register_autocast("forward", _SINK)
-register_autocast("max_scores", _SINK)
+for _name in ("forward", "max_scores"):
+    register_autocast(library, _name, casts=_SINK)

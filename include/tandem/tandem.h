@@ -361,6 +361,11 @@ typedef enum tandem_pass { TANDEM_FORWARD = 0, TANDEM_BACKWARD = 1 } tandem_pass
  * unallocated. */
 TANDEM_API tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tandem_attention_args* args);
 
+/* The same for tensors that exist. Data that the call would refuse is refused too: a result that overlaps an input,
+ * and on the CPU invalid lengths and pages. Writes nothing. */
+TANDEM_API tandem_status tandem_check_data(tandem_context* context, tandem_pass pass,
+                                           const tandem_attention_args* args);
+
 /* The number of bytes of workspace that the call needs on this context. Equal shapes need the same number. Ignores
  * data pointers. */
 TANDEM_API tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass,

@@ -169,7 +169,7 @@ static int read_seed(PyObject* seed, tandem_attention_args* args) {
 }
 
 /* Flags of run() in addition to the pass. */
-enum { kCheck = 2, kHeadsFirst = 4, kPrepare = 8, kServing = 16 };
+enum { kCheck = 2, kHeadsFirst = 4, kPrepare = 8, kServing = 16, kCheckData = 32 };
 
 /* The state of reading call_args. */
 typedef struct {

@@ -118,14 +118,16 @@ static PyObject* serve(const Job* job, PyObject* q, Gpu* gpu) {
     return PyErr_Format(PyExc_ValueError, "q's device (cuda:%d) must be one of the first %d: move q to one", (int)index,
                         (int)kMaxDevices);
   if (on_gpu && tandem_python_gpu(index) == NULL) return Py_BuildValue("(si)", "open", (int)index);
-  const int runs =
-      (job->what & (kCheck | kPrepare | kServing)) == 0; /* other calls need no stream, and q may be only described */
+  /* Other calls need no stream, and q may be only described. */
+  const int runs = (job->what & (kCheck | kPrepare | kServing | kCheckData)) == 0;
   if (on_gpu && runs && !find_stream(q, index, &gpu->stream)) return NULL;
   tandem_status status;
   Py_BEGIN_ALLOW_THREADS;
   tandem_context* context = on_gpu ? tandem_python_gpu(index) : tandem_python_context();
   if (job->what & kCheck) {
     status = tandem_check(context, pass, args);
+  } else if (job->what & kCheckData) {
+    status = tandem_check_data(context, pass, args);
   } else if (job->what & kServing) {
     status = tandem_prepare_serving(context, args);
   } else if (job->what & kPrepare) {

@@ -20,11 +20,12 @@ import importlib
 from typing import Any
 
 from tandem import _gpu, _import_paths
-from tandem._api import Gradients, attention, attention_backward, check, merge, prepare, use_torch
+from tandem._api import Gradients, attention, attention_backward, merge, use_torch
 from tandem._append import append_kv
 from tandem._binding import binding as _active
 from tandem._cascade import cascade_attention
 from tandem._errors import Unsupported
+from tandem._inspection import check, prepare
 from tandem._score_mod import Blocks, Mod
 
 __version__: str = _active.version

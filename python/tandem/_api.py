@@ -12,10 +12,7 @@ import numpy as np
 from tandem import _arrays, _score_mod
 from tandem._binding import (
     BACKWARD,
-    CHECK,
     FORWARD,
-    PREPARE,
-    SERVING,
     CallArgs,
     blocks_of,
     call,
@@ -29,9 +26,6 @@ from tandem._binding import (
     window_of,
 )
 from tandem._binding import merge as merge_into
-from tandem._options import OPTIONS, TENSORS
-
-_WRITTEN = ("out", "max_scores")
 
 _ndarray = np.ndarray
 _torch_front: Any = None  # tandem._torch_api, once torch is loaded
@@ -196,18 +190,23 @@ def attention(
         call_args.update(_given(num_splits=num_splits, max_scores=max_scores, out=out))
     if out_dtype is not None and is_float32(out_dtype, out):
         call_args["float32_out"] = True
-    if type(q) is not _ndarray or _torch_front is None:
+    return attend(call_args, return_lse)
+
+
+def attend(call_args: CallArgs, return_lse: bool, what: int = FORWARD) -> Any:
+    """Computes attention() of call_args. Another pass than FORWARD only checks or prepares this call."""
+    if type(call_args["q"]) is not _ndarray or _torch_front is None:
         front = use_torch()
-        if front is not None and isinstance(q, front.Tensor):
-            return front.attention(call_args, return_lse)
-    return _attention_numpy(call_args, return_lse)
+        if front is not None and isinstance(call_args["q"], front.Tensor):
+            return front.attention(call_args, return_lse, what)
+    return _attention_numpy(call_args, return_lse, what)
 
 
 def _given(**options: Any) -> dict[str, Any]:
     return {name: option for name, option in options.items() if option is not None}
 
 
-def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
+def _attention_numpy(call_args: CallArgs, return_lse: bool, what: int) -> Any:
     """Computes attention() of arrays that are not torch tensors."""
     _arrays.check_foreign((*call_args.items(), *_score_mod.named(call_args).items()))
     given, out = call_args["q"], call_args.get("out")
@@ -231,7 +230,7 @@ def _attention_numpy(call_args: CallArgs, return_lse: bool) -> Any:
     lse = None
     if return_lse:
         lse = call_args["lse"] = _arrays.new_lse(q)
-    call(FORWARD, call_args)
+    call(what, call_args)
     if q is not given:
         result = result if out is not None else _arrays.like(given, result)
         lse = lse if lse is None else _arrays.like(given, lse)
@@ -430,69 +429,3 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, out_dtype: Any = None) ->
     lse = _arrays.new_lse(views[0])
     merge_into(views, lse_views, out, lse)
     return _arrays.like(outs[0], out), _arrays.like(lses[0], lse)
-
-
-def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
-    """Raises the error that :func:`attention` (pass_ is "forward") or :func:`attention_backward` ("backward") would
-    raise for these arrays and options. Computes nothing. arguments: attention's.
-    """
-    _inspect(CHECK, pass_, q, k, v, arguments)
-
-
-def prepare(pass_: str, q: Any, k: Any, v: Any, *, serving: bool = False, **arguments: Any) -> None:
-    """Compiles the kernels of a call ahead, so that its first run may be inside a CUDA graph. Does nothing on the CPU.
-    Accepts the arguments of :func:`check`, and raises the same errors.
-
-    serving : compiles every kernel that forwards with these options can choose for any lengths up to the arguments'
-        lengths, and the kernel of :func:`append_kv`. Processes that share a cache on disk compile each kernel once.
-    """
-    if serving and pass_ != "forward":
-        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' with serving: pass 'forward'")
-    _inspect(SERVING if serving else PREPARE, pass_, q, k, v, arguments)
-
-
-def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
-    if pass_ not in ("forward", "backward"):
-        raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
-    known = dict(attention.__kwdefaults__ or {})
-    if unknown := set(arguments) - set(known):
-        raise TypeError(f"arguments ({sorted(unknown)}) must be arguments of tandem.attention: correct the names")
-    given = {**known, **arguments, "q": _arrays.view(q, "q"), "k": _arrays.view(k, "k"), "v": _arrays.view(v, "v")}
-    offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
-    call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
-    call_args.update((name, _score_mod.bound(given[name], name)) for name in _score_mod.MODS if given[name] is not None)
-    call_args.update((name, number_of(given[name], name)) for name in ("softmax_scale", "softcap", "dropout_p"))
-    call_args["alibi_slopes"] = slopes_of(given["alibi_slopes"])
-    check_mask(call_args["causal"], call_args["alignment"])
-    if offset is not None:
-        call_args.update(diagonal_of(offset, call_args["alignment"]))
-    if given["block_mask"] is not None:
-        call_args.update(blocks_of(given["block_mask"]))
-    call_args["float32_out"] = is_float32(out_dtype, given["out"])
-    if call_args["seed"] is not None:
-        call_args["seed"] = seed_of(call_args["seed"], q)
-    if call_args["window"] is not None:
-        call_args["window"] = window_of(call_args["window"])
-    backward = pass_ == "backward"
-    new = _arrays.new_outputs
-    if _arrays.is_torch(q):
-        front = use_torch()
-        new = front.new_outputs
-        if q.is_cuda:
-            if backward and not front.serves_backward(call_args):  # by torch's operator, if that serves the call
-                front.refuse_other_gradients(call_args)
-                backward = False
-            call_args.update(zip(("q", "k", "v"), front.padded_qkv(q, k, v)))
-    call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
-    if call_args["q"] is given["q"] and not backward:  # not padded
-        call_args.update((name, _arrays.view(given[name], name)) for name in _WRITTEN if given[name] is not None)
-    if backward:
-        call_args.update(dout=call_args["out"], dq=call_args["q"], dk=call_args["k"], dv=call_args["v"])
-        like = use_torch().new_gradient if _arrays.is_torch(q) else _arrays.new_gradient
-        for name in ("bias", "sink"):
-            if _arrays.is_floating(call_args[name]):
-                call_args["d" + name] = like(_arrays.view(call_args[name], name))
-        if captured := _score_mod.tensors_of(call_args.get("score_mod")):
-            places = [like(x) if _arrays.wants_gradient(x) else None for x in captured]
-            call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, places)
-    call(what + (BACKWARD if backward else FORWARD), call_args)

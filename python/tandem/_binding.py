@@ -10,9 +10,9 @@ or a tensor of two int64. score_mod and mask_mod are _score_mod.Bound.
 A binding is a module with these names.
 
 - ``run(what, call_args, workspace=0, bytes=0)``. The argument what is FORWARD or BACKWARD, plus a flag. CHECK only
-  checks, PREPARE only compiles, and SERVING compiles for all lengths. HEADS_FIRST: q, k and v are (batch, heads,
-  seqlen, head_dim). workspace and bytes are the address and size of GPU memory that the call may use. The function
-  returns None when the call is done, else a request.
+  checks, CHECK_DATA also checks data, PREPARE only compiles, and SERVING compiles for all lengths. HEADS_FIRST: q, k
+  and v are (batch, heads, seqlen, head_dim). workspace and bytes are the address and size of GPU memory that the call
+  may use. The function returns None when the call is done, else a request.
 - ``merge(outs, lses, (out, lse))`` takes tuples of descriptions and returns None or a request.
 - ``cascade(call_args, groups, max_rows_group, workspace=0, bytes=0)`` runs a forward of each request's own keys and of
   the keys of groups: descriptions of cu_seqlens_group, group_page_table and group_seqused_k. The rest is run()'s.
@@ -52,7 +52,7 @@ from tandem._errors import Unsupported, error_of, renamed
 
 CallArgs = dict[str, Any]
 
-FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE, SERVING = 0, 1, 2, 4, 8, 16
+FORWARD, BACKWARD, CHECK, HEADS_FIRST, PREPARE, SERVING, CHECK_DATA = 0, 1, 2, 4, 8, 16, 32
 
 
 def _load(chosen: str) -> Any:

@@ -138,7 +138,7 @@ def _load() -> ctypes.CDLL:
     arguments = [ctypes.c_void_p, ctypes.POINTER(_Args), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     library.tandem_forward.argtypes = library.tandem_backward.argtypes = arguments
     library.tandem_check.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Args)]
-    library.tandem_prepare.argtypes = library.tandem_check.argtypes
+    library.tandem_prepare.argtypes = library.tandem_check_data.argtypes = library.tandem_check.argtypes
     library.tandem_prepare_serving.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Args)]
     library.tandem_merge.argtypes = [ctypes.c_void_p, ctypes.POINTER(_MergeArgs), ctypes.c_void_p]
     library.tandem_cascade.argtypes = [ctypes.c_void_p, ctypes.POINTER(_CascadeArgs), *arguments[2:]]
@@ -448,6 +448,8 @@ def _serve(what: int, args: _Args, workspace: int, workspace_bytes: int) -> tupl
     context = _context() if gpu is None else _gpus[gpu]
     if what & 2:
         return _answer(_library.tandem_check(context, forward_or_backward, args))
+    if what & 32:
+        return _answer(_library.tandem_check_data(context, forward_or_backward, args))
     if what & 16:
         return _answer(_library.tandem_prepare_serving(context, args))
     if what & 8:

@@ -45,6 +45,8 @@ def padded_attention(attention: Callable[..., Any], call_args: CallArgs, return_
     if out is not None:
         padding["out"] = out.new_empty((*out.shape[:-1], out.shape[-1] + -dim % 8))
     result = attention({**call_args, **padding}, return_lse)
+    if result is None:  # the call was only checked
+        return None
     whole, *lse = result if return_lse else (result,)
     whole = whole[..., :dim] if out is None else out.copy_(whole[..., :dim])
     return (whole, *lse) if return_lse else whole

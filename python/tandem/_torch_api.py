@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tandem import _api, _gradients, _padding, _score_mod, _torch_append, _torch_ops  # noqa: F401 (an operator)
+from tandem._autocast import autocast_inputs
 from tandem._binding import FORWARD, HEADS_FIRST, WRITTEN_BY_APPEND, CallArgs, call, refuse_gradient
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported
@@ -97,19 +99,19 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def attention(call_args: CallArgs, return_lse: bool) -> Any:
-    """Computes tandem.attention for torch tensors. call_args: its arguments."""
+def attention(call_args: CallArgs, return_lse: bool, what: int = FORWARD) -> Any:
+    """Computes tandem.attention for torch tensors. call_args: its arguments. what: attend()'s."""
     if torch.compiler.is_compiling():  # the dispatcher then resolves lazy negations
-        return _attention(call_args, return_lse, True)
+        return _attention(call_args, return_lse, True, what)
     try:
-        return _attention(call_args, return_lse, False)
+        return _attention(call_args, return_lse, False, what)
     except RuntimeError as error:
         if not isinstance(error, Unsupported):  # torch's error: a layout without strides may be the reason
             check_layouts(call_args.items())
         raise
 
 
-def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
+def _attention(call_args: CallArgs, return_lse: bool, compiling: bool, what: int) -> Any:
     q, k, v = call_args["q"], call_args["k"], call_args["v"]
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensor(k, "k")
@@ -122,11 +124,11 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
         captured = _check_options(call_args)
         bias, sink, out = call_args.get("bias"), call_args.get("sink"), call_args.get("out")
     if needs_padding(q, v) and q.shape[-1] == k.shape[-1]:
-        return padded_attention(attention, call_args, return_lse)
+        return padded_attention(functools.partial(attention, what=what), call_args, return_lse)
     if "dropout_p" in call_args and "seed" not in call_args:
-        call_args["seed"] = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+        call_args["seed"] = 0 if what else torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if compiling or not is_eager(q, k, v):
-        return _traced(call_args, return_lse)
+        return _traced(call_args, return_lse, what)
     wants_gradient = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
@@ -145,10 +147,11 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
         if not _WITHOUT_GRADIENT.isdisjoint(call_args):
             for name in _WITHOUT_GRADIENT.intersection(call_args):
                 check_tensor(call_args[name], name)
-        max_scores = call_args.get("max_scores")
-        result = _apply(q, k, v, bias, sink, call_args, return_lse, *captured)
-        count_write(max_scores)
-        return result
+        if not what:
+            max_scores = call_args.get("max_scores")
+            result = _apply(q, k, v, bias, sink, call_args, return_lse, *captured)
+            count_write(max_scores)
+            return result
     if out is None:
         result = new_out(q, v, call_args.get("float32_out"), call_args.get("layout_of_q"))
         call_args["out"] = result
@@ -157,12 +160,22 @@ def _attention(call_args: CallArgs, return_lse: bool, compiling: bool) -> Any:
     lse = None
     if return_lse:
         lse = call_args["lse"] = new_lse(q)
+    if what:
+        _inspect(call_args, what, wants_gradient)
+        return None
     call(FORWARD, call_args)
     if out is not None:
         count_write(out)
     if "max_scores" in call_args:
         count_write(call_args["max_scores"])
     return (result, lse) if return_lse else result
+
+
+def _inspect(call_args: CallArgs, what: int, wants_gradient: bool) -> None:
+    """Checks or prepares a call whose arguments have passed the checks of _attention()."""
+    if wants_gradient and call_args["q"].is_cuda:
+        _gradients.refuse_early(call_args)
+    call(what, call_args)
 
 
 def _check_options(call_args: CallArgs) -> list[Tensor]:
@@ -189,8 +202,10 @@ def _check_options(call_args: CallArgs) -> list[Tensor]:
     return _score_mod.tensors_of(call_args.get("score_mod"))
 
 
-def _traced(call_args: CallArgs, return_lse: bool) -> Any:
+def _traced(call_args: CallArgs, return_lse: bool, what: int) -> Any:
     """Computes attention() by the operator, for tracing and transforms."""
+    if what and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+        raise Unsupported("tandem.check and tandem.prepare are not served in transforms: call them outside")
     if "out" in call_args:
         raise ValueError("out must be None under torch.compile, autocast and transforms: omit out and use the result")
     max_scores = call_args.get("max_scores")
@@ -202,7 +217,14 @@ def _traced(call_args: CallArgs, return_lse: bool) -> Any:
         like_lse = _torch_ops.new_lse(call_args["q"].detach())
         check_result(max_scores, "max_scores", like_lse.shape, (like_lse.dtype, torch.float32))
         # Operators write none of their arguments, so that max_scores is the result of a second operator.
-        max_scores.copy_(torch.ops.tandem.max_scores(*_detached(inputs), **options))
+        if not what:
+            found = torch.ops.tandem.max_scores(*_detached(inputs), **options)
+            with torch.inference_mode(max_scores.is_inference() or torch.is_inference_mode_enabled()):
+                max_scores.copy_(found)
+    if what:
+        call_args = _torch_ops.from_op_args(autocast_inputs(_detached(inputs), _torch_ops.SINK), options)
+        call_args["out"], call_args["lse"] = _torch_ops.outputs_of(call_args)
+        return _inspect(call_args, what, False)
     if torch._C._are_functorch_transforms_active():
         captured = _torch_ops.captured_of(inputs)
         result = Transformed.apply(options, *inputs[: len(INPUTS)], *captured)

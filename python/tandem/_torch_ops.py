@@ -73,8 +73,8 @@ def new_lse(q: Tensor) -> Tensor:
 # An operator has INPUTS by position and the options by name. Rows of options.def keep their order, so that positions do
 # not change.
 _SEED = INPUTS.index("seed")
-_SINK = INPUTS.index("sink")  # autocast casts the inputs before sink
-DIFFERENTIABLE = _SINK + 1  # the number of inputs with gradients, which come first
+SINK = INPUTS.index("sink")  # autocast casts the inputs before sink
+DIFFERENTIABLE = SINK + 1  # the number of inputs with gradients, which come first
 _parameters = ", ".join(("Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}=None" for name in INPUTS[3:])))
 _parameters += ", Tensor[]? captured=None"  # the tensors that score_mod names, then mask_mod names
 _parameters += ", *, " + ", ".join(SCHEMA)
@@ -465,4 +465,4 @@ def _transformed_backward(*arguments: Any, **options: Any) -> tuple[Any, ...]:
 
 
 for _name in ("forward", "max_scores"):
-    register_autocast(library, _name, casts=_SINK)
+    register_autocast(library, _name, casts=SINK)

@@ -19,14 +19,15 @@ bool nothing_to_write(const Problem& p) {
   return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink && !captured;
 }
 
-// Serves calls without data: use(engine, problem) if the problem is valid, supported, and has an output.
+// Executes no call: use(engine, problem) if the problem is valid, supported, and has an output.
 template <class Use>
-tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use) {
+tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use,
+                      bool with_data = false) {
   return guarded([&]() -> Status {
     tandem_context* context = nullptr;
     TANDEM_TRY(context_or_default(handle, &context));
     Problem problem;
-    TANDEM_TRY(make_problem(pass, args, context->device, false, &problem));
+    TANDEM_TRY(make_problem(pass, args, context->device, with_data, &problem));
     use_options(&problem);
     Engine& engine = context->engine_for(problem.dtype);
     TANDEM_TRY(engine.check(problem));
@@ -98,6 +99,11 @@ const char* tandem_status_name(int32_t status) {
 
 tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
   return tandem::inspect(context, pass, args, [](tandem::Engine&, const tandem::Problem&) { return tandem::Status{}; });
+}
+
+tandem_status tandem_check_data(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
+  const auto nothing = [](tandem::Engine&, const tandem::Problem&) { return tandem::Status{}; };
+  return tandem::inspect(context, pass, args, nothing, true);
 }
 
 tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, const tandem_attention_args* args,

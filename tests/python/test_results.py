@@ -5,6 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from flash_attn_cases import int32  # noqa: E402
+
 import tandem  # noqa: E402
 import tandem.fa3  # noqa: E402
 import tandem.fa4  # noqa: E402
@@ -138,3 +140,82 @@ def test_checks_read_results_and_numbers(random):
             tandem.check("forward", q, q, q, **options)
         assert str(check.value) == str(attention.value)
     tandem.check("forward", q, q, q, out=new(2, 3, HEADS, DIM), max_scores=new(2, HEADS, 3))
+
+
+class Other(torch.Tensor):
+    """A subclass without separate rules."""
+
+
+def results_like(x, inputs):
+    """Returns tensors that a caller may pass for a result of x's shape, most of them wrong, by name."""
+    with torch.inference_mode():
+        inference = torch.zeros(x.shape)
+    part = inputs[0].detach().flatten()[: x.numel()].view(x.shape)
+    expanded = new(1, *x.shape[1:]).expand(x.shape)
+    return {
+        "new": torch.zeros_like(x), "none": None, "float64": x.double(), "bfloat16": x.bfloat16(), "inputs": part,
+        "negated": torch._neg_view(torch.zeros_like(x)), "conjugated": x.to(torch.complex64).conj(),
+        "imaginary": torch.zeros(x.shape, dtype=torch.complex64).conj().imag, "expanded": expanded,
+        "overlapping": torch.zeros(x.numel()).as_strided(x.shape, (1,) * x.dim()), "inference": inference,
+        "gradient": torch.zeros_like(x).requires_grad_(), "meta": x.to("meta"), "sparse": x.to_sparse(),
+        "zero": torch._efficientzerotensor(x.shape), "subclass": torch.zeros_like(x).as_subclass(Other),
+        "shape": new(*x.shape[:-1], x.shape[-1] + 1), "flat": x.flatten(), "numpy": x.numpy(), "text": "x",
+        "false": False, "list": [1.0], "transposed": torch.zeros_like(x).transpose(-1, -2).contiguous().mT,
+    }  # fmt: skip
+
+
+def outcome(call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode, "autocast"])
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"score_mod": True}, {"gradient": True}], ids=str)
+@pytest.mark.parametrize("name", ["out", "max_scores"])
+def test_checks_judge_as_calls_do(random, mode, options, name):
+    with torch.autocast("cpu", torch.bfloat16) if mode == "autocast" else mode():
+        q, k, v = (random(2, 5, HEADS, DIM) for _ in range(3))
+        q.requires_grad_("gradient" in options and mode is not torch.inference_mode)
+        others = {"bias": random(2, HEADS, 5, 5)} if "bias" in options else {}
+        if "score_mod" in options:
+            others["score_mod"] = tandem.Mod("score + w[head]", w=random(HEADS))
+        like = random(2, 5, HEADS, DIM) if name == "out" else random(2, HEADS, 5)
+        state = torch.get_rng_state()
+        for kind, x in results_like(like, (q, k, v)).items():
+            before = x.clone() if kind in ("new", "inputs", "transposed") else None
+            checked = outcome(tandem.check, "forward", q, k, v, **others, **{name: x}, dropout_p=0.5)
+            assert torch.equal(torch.get_rng_state(), state)
+            assert before is None or torch.equal(before, x)
+            called = outcome(tandem.attention, q, k, v, **others, **{name: x}, dropout_p=0.5, seed=1)
+            assert checked == called, kind
+
+
+def test_checks_judge_arrays_as_calls_do():
+    q = np.zeros((2, 5, HEADS, DIM), np.float32)
+    constant = np.zeros_like(q)
+    constant.flags.writeable = False
+    kinds = (
+        np.empty_like(q), q, q[:], constant, np.broadcast_to(np.float32(0), q.shape), q.astype(np.float64), [1],
+        np.ma.array(q.copy()), np.lib.stride_tricks.as_strided(np.empty(999, np.float32), q.shape, (4,) * 4),
+        np.empty_like(q)[::-1], np.empty(q.shape, ">f4"), torch._neg_view(torch.zeros(q.shape)),
+    )  # fmt: skip
+    for x in kinds:
+        assert outcome(tandem.check, "forward", q, q, q, out=x) == outcome(tandem.attention, q, q, q, out=x)
+
+
+def test_checks_read_lengths_and_pages_on_the_cpu(random):
+    q, pages = random(10, HEADS, DIM), random(4, 8, HEADS, DIM)
+    wrong = (
+        ((q, q, q), {"cu_seqlens_q": int32(0, 4, 9), "cu_seqlens_k": int32(0, 4, 10)}),
+        ((q, q, q), {"cu_seqlens_q": int32(0, 11, 10), "cu_seqlens_k": int32(0, 4, 10)}),
+        ((random(2, 5, HEADS, DIM),) * 3, {"seqused_k": int32(3, 6)}),
+        (
+            (random(1, 5, HEADS, DIM), pages, pages),
+            {"page_table": int32(0, 4).reshape(1, 2), "seqused_k": int32(9)},
+        ),
+    )
+    for tensors, options in wrong:
+        kind, sentence = outcome(tandem.check, "forward", *tensors, **options)
+        assert (kind, sentence) == outcome(tandem.attention, *tensors, **options)

@@ -301,6 +301,26 @@ TEST(Interface, ReferenceServesFloat64) {
   EXPECT_EQ(bits_of(outputs_of(call)), bits);
 }
 
+// A check of data refuses what the call refuses, and writes nothing.
+TEST(Interface, DataIsCheckedWithoutACall) {
+  Call call;
+  call.dense();
+  fill(call);
+  spread(outputs_of(call));
+  const auto bits = bits_of(outputs_of(call));
+  EXPECT_EQ(tandem_check_data(nullptr, TANDEM_FORWARD, &call.args), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(bits_of(outputs_of(call)), bits);
+  tandem_tensor out = *call.args.out;
+  out.data = call.args.q->data;
+  call.args.out = &out;
+  EXPECT_EQ(tandem_check(nullptr, TANDEM_FORWARD, &call.args), TANDEM_OK) << tandem_last_error();
+  EXPECT_EQ(tandem_check_data(nullptr, TANDEM_FORWARD, &call.args), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("overlaps")) << tandem_last_error();
+  out.data = nullptr;
+  EXPECT_EQ(tandem_check_data(nullptr, TANDEM_FORWARD, &call.args), TANDEM_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("NULL")) << tandem_last_error();
+}
+
 TEST(Interface, GradientsOfPagesAreNotServed) {
   Call call;
   call.paged();

@@ -88,6 +88,9 @@ _said_that_copies_are_made = False
 
 
 def check_parts(outs: Sequence[Any], lses: Sequence[Any]) -> None:
+    for name, parts in (("outs", outs), ("lses", lses)):
+        if not hasattr(parts, "__len__") or not hasattr(parts, "__getitem__"):
+            raise TypeError(f"{name} ({type(parts).__name__}) must be a list of arrays: pass one")
     if len(outs) == 0 or len(outs) != len(lses):
         raise ValueError(
             f"outs ({len(outs)}) and lses ({len(lses)}) must have one length of at least 1: pass one lse for each out"

@@ -8,11 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from tandem import _api, _gradients, _padding, _score_mod, _torch_append, _torch_ops  # noqa: F401 (an operator)
 from tandem._autocast import autocast_inputs
-from tandem._binding import FORWARD, HEADS_FIRST, WRITTEN_BY_APPEND, CallArgs, call, refuse_gradient
+from tandem._binding import (
+    CHECK,
+    CHECK_DATA,
+    FORWARD,
+    HEADS_FIRST,
+    WRITTEN_BY_APPEND,
+    CallArgs,
+    call,
+    refuse_gradient,
+)
 from tandem._derivatives import once_differentiable, refuse_forward, refuse_tangents
 from tandem._errors import Unsupported
 from tandem._options import OPTIONS, TENSORS
@@ -100,7 +110,7 @@ def is_eager(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def attention(call_args: CallArgs, return_lse: bool, what: int = FORWARD) -> Any:
-    """Computes tandem.attention for torch tensors. call_args: its arguments. what: attend()'s."""
+    """Computes tandem.attention for torch tensors. call_args: its arguments. attend() explains what."""
     if torch.compiler.is_compiling():  # the dispatcher then resolves lazy negations
         return _attention(call_args, return_lse, True, what)
     try:
@@ -175,7 +185,7 @@ def _inspect(call_args: CallArgs, what: int, wants_gradient: bool) -> None:
     """Checks or prepares a call whose arguments have passed the checks of _attention()."""
     if wants_gradient and call_args["q"].is_cuda:
         _gradients.refuse_early(call_args)
-    call(what, call_args)
+    call(CHECK if what == CHECK_DATA and isinstance(call_args["q"], FakeTensor) else what, call_args)
 
 
 def _check_options(call_args: CallArgs) -> list[Tensor]:
@@ -218,9 +228,7 @@ def _traced(call_args: CallArgs, return_lse: bool, what: int) -> Any:
         check_result(max_scores, "max_scores", like_lse.shape, (like_lse.dtype, torch.float32))
         # Operators write none of their arguments, so that max_scores is the result of a second operator.
         if not what:
-            found = torch.ops.tandem.max_scores(*_detached(inputs), **options)
-            with torch.inference_mode(max_scores.is_inference() or torch.is_inference_mode_enabled()):
-                max_scores.copy_(found)
+            _write(max_scores, torch.ops.tandem.max_scores(*_detached(inputs), **options))
     if what:
         call_args = _torch_ops.from_op_args(autocast_inputs(_detached(inputs), _torch_ops.SINK), options)
         call_args["out"], call_args["lse"] = _torch_ops.outputs_of(call_args)
@@ -231,6 +239,22 @@ def _traced(call_args: CallArgs, return_lse: bool, what: int) -> Any:
     else:
         result = _torch_ops.forward_op(*inputs, **options)
     return result if return_lse else result[0]
+
+
+def _write(max_scores: Tensor, found: Tensor) -> None:
+    if torch._C._are_functorch_transforms_active() and not _is_batched(max_scores) and _is_batched(found):
+        raise ValueError(
+            "max_scores must be an argument of the function under vmap, because each example writes it: pass one with "
+            "the examples' dimension"
+        )
+    with torch.inference_mode(max_scores.is_inference() or torch.is_inference_mode_enabled()):
+        max_scores.copy_(found)
+
+
+def _is_batched(x: Tensor) -> bool:
+    while torch._C._functorch.is_gradtrackingtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return torch._C._functorch.is_batchedtensor(x)
 
 
 def _detached(inputs: Sequence[Any]) -> list[Any]:
@@ -270,6 +294,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], float32: bool) -> tuple[Tens
 
 def append_kv(arrays: dict[str, Any], flags: tuple[bool, bool]) -> None:
     """Computes tandem.append_kv for torch tensors, by name in the order of the operator."""
+    if torch._C._are_functorch_transforms_active():
+        raise Unsupported("append_kv is not served under torch.func's transforms: call it outside of them")
     for name, x in arrays.items():
         if x is None:
             continue

@@ -219,3 +219,35 @@ def test_checks_read_lengths_and_pages_on_the_cpu(random):
     for tensors, options in wrong:
         kind, sentence = outcome(tandem.check, "forward", *tensors, **options)
         assert (kind, sentence) == outcome(tandem.attention, *tensors, **options)
+
+
+def test_max_scores_under_vmap_belong_to_the_examples(random):
+    q, out = random(3, 2, 5, HEADS, DIM), new(3, 2, HEADS, 5)
+    attend = lambda x, scores: tandem.attention(x, x, x, max_scores=scores)  # noqa: E731
+    torch.func.vmap(attend)(q, out)
+    exact = torch.einsum("nbqhd,nbkhd->nbhqk", q.double(), q.double()).amax(-1) / 4
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="max_scores must be an argument of the function under vmap"):
+        torch.func.vmap(lambda x: attend(x, out[0]))(q)
+
+
+def test_other_values_than_tensors_are_refused_by_a_sentence(random):
+    q, cache = random(2, 1, HEADS, DIM), random(2, 8, HEADS, DIM)
+    parts = (x for x in (q, q))
+    for outs, lses, name in ((None, [], "outs"), (parts, [], "outs"), ([q], None, "lses")):
+        with pytest.raises(TypeError, match=rf"{name} \(\w+\) must be a list of arrays"):
+            tandem.merge(outs, lses)
+    with pytest.raises(tandem.Unsupported, match="append_kv is not served under torch.func's transforms"):
+        torch.func.vmap(lambda x: tandem.append_kv(x, x, cache, cache.clone(), cache_seqlens=int32(1, 2)))(q[None])
+    with pytest.raises(tandem.Unsupported, match="tandem.check and tandem.prepare are not served in transforms"):
+        torch.func.grad(lambda x: (tandem.check("forward", x, x, x), x.sum())[1])(q)
+
+
+def test_fake_tensors_are_checked_without_data():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k = new(2, 5, HEADS, DIM), new(2, 5, HEADS, DIM - 1)
+        tandem.check("forward", q, q, q)
+        with pytest.raises(ValueError, match="head_dim"):
+            tandem.check("forward", q, k, q)

@@ -7,7 +7,8 @@
 #                      [--in <folder>]
 #
 # --in keeps the outcome of each step; 500 random problems are one step. A finished step does not run again, so the same
-# command continues after an interruption. Processes with separate steps (--only gradients-501) may share the folder.
+# command continues after an interruption. Processes on separate GPUs may share the folder (--only gradients-501).
+# Processes on one GPU delay each other.
 #
 # The build folder may come from another machine: tests/kernels/{kernels_test,kernels_worker,libcounting_nvrtc.so} and
 # tests/support/tandem_fuzz are the only files that the script reads, and src/libtandem.so.0 for the large shapes.

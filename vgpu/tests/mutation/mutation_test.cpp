@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <fstream>
 #include <optional>
+#include <set>
 #include <sstream>
 
 #include "base/text.h"
@@ -123,9 +124,26 @@ TEST(MutationTexts, ExistInTheKernels) {
 
 class Mutations : public CompilerTest {};
 
+// Without a mutation the cases must be right. Otherwise the reference would find every mutation.
+void expect_right_cases(const Catalogue& all) {
+  std::set<std::string> judged;
+  for (const Mutation& mutation : all.mutations)
+    for (const Expected& expected : mutation.caught)
+      if (expected.rule == kWrongResult) judged.insert(mutation.of);
+  for (const std::string& name : judged) {
+    const Subject& subject = *all.subjects.at(name);
+    std::vector<std::string> ptx;
+    const Status compiled = subject.compile(Changed(jit::kernels()).sources(), &ptx);
+    ASSERT_TRUE(compiled.ok()) << name << ": " << compiled.message;
+    const Trial trial = subject.run(ptx, 0, true);
+    EXPECT_TRUE(trial.found.empty() && trial.failure.empty()) << "case " << name << "\n" << text_of(trial);
+  }
+}
+
 void expect_caught(const char* path, size_t most = SIZE_MAX) {
   Catalogue all = read(path);
   all.mutations.resize(std::min(most, all.mutations.size()));
+  expect_right_cases(all);
   constexpr int kSchedules = 8;  // each with another placement of blocks
   for (const Mutation& mutation : all.mutations) {
     const Subject& subject = *all.subjects.at(mutation.of);

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <initializer_list>
 #include <span>
-#include <vector>
 
+#include "base/fixed_vector.h"
 #include "base/text.h"
 #include "problem/operands.h"
 #include "problem/struct_size.h"
@@ -301,7 +301,8 @@ class Reader {
     const Dim of_sin[] = {{"table_rows", cos.shape[0], "rotary_cos", why},
                           {"columns", cos.shape[1], "rotary_cos", why}};
     TANDEM_TRY(read("rotary_sin", args_.rotary_sin, {dtypes, "convert the table", of_sin, "", true}, &sin));
-    others_.insert(others_.end(), {cos, sin});
+    others_.push_back(cos);
+    others_.push_back(sin);
     if (2 * cos.shape[1] > p_.head_dim) {
       return Status::invalid(str_cat("rotary_cos.columns (", cos.shape[1],
                                      ") must be at most head_dim / 2, with head_dim (", p_.head_dim,
@@ -319,7 +320,8 @@ class Reader {
   // A written tensor shares no byte with another tensor, but q_out may be q.
   Status check_overlaps() const {
     const Operand* const written[] = {&k_cache_, &v_cache_, &q_out_};
-    std::vector<const Operand*> all = {&k_cache_, &v_cache_, &q_out_, &k_, &v_, &q_};
+    FixedVector<const Operand*, 6 + kMaxOthers> all;
+    for (const Operand* operand : {&k_cache_, &v_cache_, &q_out_, &k_, &v_, &q_}) all.push_back(operand);
     for (const Operand& other : others_) all.push_back(&other);
     for (const Operand* result : written) {
       for (const Operand* other : all) {
@@ -339,7 +341,8 @@ class Reader {
   bool has_dtype_ = false;
   const char* batch_owner_ = nullptr;
   Operand k_, v_, k_cache_, v_cache_, q_, q_out_;
-  std::vector<Operand> others_;  // places, lengths and tables
+  static constexpr size_t kMaxOthers = 10;
+  FixedVector<Operand, kMaxOthers> others_;  // places, lengths and tables
 };
 
 }  // namespace

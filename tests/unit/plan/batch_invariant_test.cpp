@@ -5,7 +5,10 @@
 #include <set>
 #include <tuple>
 
+#include "config/coords.h"
+#include "plan/arithmetic.h"
 #include "plan/forward.h"
+#include "support/random.h"
 #include "unit/plan/problems.h"
 
 namespace tandem::test {
@@ -69,6 +72,44 @@ TEST(BatchInvariantPlan, Splits) {
     }
     EXPECT_EQ(ids.size(), 1u);
     EXPECT_EQ(sizes, (std::set<std::tuple<int, int>>{{512, 8}}));
+  }
+}
+
+// The splits that a call makes of a sequence: their n_blocks, and their number.
+std::tuple<int, int> splits_of_sequence(const ForwardSchedule& t, int64_t keys) {
+  const Sm90ForwardConfig& config = t.tile.for_hopper();
+  if (t.split_count == 0) return {0, 1};
+  SplitParams split{};
+  split.n_blocks = t.split_n_blocks;
+  split.max_count = t.max_splits;
+  const int n_blocks = split_n_blocks(&config, split, static_cast<int>(keys));
+  const auto count = static_cast<int>(plan::ceil_div(keys, int64_t{n_blocks} * config.tile_n));
+  EXPECT_LE(count, t.split_count);
+  return count == 1 ? std::tuple(0, 1) : std::tuple(n_blocks, count);
+}
+
+// A request alone and in a batch of longer requests has the same splits.
+TEST(BatchInvariantPlan, SplitsOfASequenceAlone) {
+  Random r(7);
+  for (int n = 0; n < 3000; ++n) {
+    const int64_t heads_k = int64_t{1} << r.between(0, 6), group = int64_t{1} << r.between(0, 7);
+    const int64_t dim = 64 * r.between(1, 4), keys = r.between(1, int64_t{1} << r.between(4, 20));
+    Problem alone = dense({.seqlen_q = 1,
+                           .seqlen_k = keys,
+                           .heads_q = heads_k * group,
+                           .heads_k = heads_k,
+                           .head_dim = dim,
+                           .head_dim_v = dim});
+    Problem batch = dense({.batch = r.between(1, 200),
+                           .seqlen_q = 1,
+                           .seqlen_k = keys + r.between(0, 1 << 20),
+                           .heads_q = heads_k * group,
+                           .heads_k = heads_k,
+                           .head_dim = dim,
+                           .head_dim_v = dim});
+    alone.batch_invariant = batch.batch_invariant = true;
+    EXPECT_EQ(splits_of_sequence(invariant_plan(alone), keys), splits_of_sequence(invariant_plan(batch), keys))
+        << keys << " keys, " << heads_k << " key heads of " << group << ", head_dim " << dim;
   }
 }
 

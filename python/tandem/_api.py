@@ -350,6 +350,9 @@ def _backward(call_args: CallArgs, targets: dict[str, Any], dscore_mod: Any, acc
     for name in ("dbias", *captured):
         if not _arrays.is_floating(inputs[name]):
             inputs[name] = None
+    for name, needed in (("dbias", "a floating-point bias"), ("dsink", "a sink")):
+        if inputs[name] is None and targets[name] is not None and targets[name] is not False:
+            raise ValueError(f"{name} must be None without {needed}: omit {name}, or pass {needed}")
     wanted = {name: x is not None and targets[name] is not False for name, x in inputs.items()}
     if front is not None:
         front.check_targets((name, targets[name]) for name, w in wanted.items() if w)

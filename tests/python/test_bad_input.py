@@ -119,6 +119,24 @@ def test_check_answers_beforehand():
         tandem.check("forward", Q, K, V, softcup=1.0)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_gradients_of_absent_inputs_are_refused(kind):
+    array = np.asarray if kind == "numpy" else pytest.importorskip("torch").from_numpy
+    q, k, v = (array(x.copy()) for x in (Q, K, V))
+    out, lse = tandem.attention(q, k, v, return_lse=True)
+    dq, dbias, dsink = (array(np.full(shape, np.nan, f32)) for shape in (Q.shape, (1, 1, 5, 7), (4,)))
+    mask = array(np.ones((1, 1, 5, 7), bool))
+    for options, words in (
+        ({"dbias": dbias}, "dbias must be None without a floating-point bias: omit dbias"),
+        ({"dbias": dbias, "bias": mask}, "dbias must be None without a floating-point bias"),
+        ({"dsink": dsink}, "dsink must be None without a sink: omit dsink"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            tandem.attention_backward(out, q, k, v, out, lse, dq=dq, **options)
+    assert all(np.isnan(np.asarray(x)).all() for x in (dq, dbias, dsink))
+    assert tandem.attention_backward(out, q, k, v, out, lse, dbias=False, dsink=False).dbias is None
+
+
 def test_torch_bad_input():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(x.copy()) for x in (Q, K, V))

@@ -46,6 +46,16 @@ REFUSED = {
     "function": (of(score_mod=lambda s: s), TypeError, "score_mod .* must be an expression"),
     "name": (of(score_mod=tandem.Mod("score", x="a")), TypeError, r"score_mod\.x \(str\) must be an array"),
     "segments": (of(segment_ids=jnp.zeros((2, 11), int)), ValueError, r"segment_ids .* shape \(2, 17\)"),
+    "segments and mask": (
+        of(key=Q, value=Q, segment_ids=jnp.zeros((2, 11), int), mask=jnp.ones((1, 1, 11, 11), bool)),
+        ValueError,
+        "segment_ids must be passed without bias and mask",
+    ),
+    "segments and lengths": (
+        of(key=Q, value=Q, segment_ids=jnp.zeros((2, 11), int), query_seq_lengths=jnp.full(2, 9)),
+        ValueError,
+        "segment_ids must be passed without query_seq_lengths",
+    ),
     "no segments": (of(max_segments=3), ValueError, "max_segments must be left out"),
     "lengths": (of(query_seq_lengths=jnp.zeros(2)), ValueError, "query_seq_lengths"),
     "packed": (of(cu_seqlens_q=jnp.zeros(2, jnp.int32)), ValueError, "cu_seqlens"),

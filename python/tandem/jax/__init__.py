@@ -62,7 +62,8 @@ def attention(
 ) -> Any:
     """Exact attention, ``softmax(mask(bias + softcap(scale * q k^T))) v``, under jit, grad, vmap, remat and shard_map.
 
-    The arguments before alignment are as in jax.nn.dot_product_attention, the rest as in tandem.attention.
+    The arguments before alignment are as in jax.nn.dot_product_attention, without implementation. The rest is as in
+    tandem.attention.
 
     query : (batch, seqlen_q, heads_q, head_dim), (seqlen_q, heads_q, head_dim), or packed with cu_seqlens. The type is
         float32, bfloat16, float16 or, on a CPU, float64; on a GPU bfloat16 or float16.
@@ -282,8 +283,12 @@ def _use_segments(
     segment_ids: Any, max_segments: Any, arrays: dict[str, Any], expressions: Sequence[Expression]
 ) -> Any:
     """Adds the rows of the segments to the arrays; see rows_of."""
-    beside = ("bias", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k", "diagonal_offsets", "kv_num_blocks")
-    others = [name for name in beside if name in arrays]
+    excluded = {
+        "bias": "bias and mask", "seqused_q": "query_seq_lengths", "seqused_k": "key_value_seq_lengths",
+        "cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k", "diagonal_offsets": "diagonal_offset",
+        "kv_num_blocks": "block_mask",
+    }  # fmt: skip
+    others = [argument for name, argument in excluded.items() if name in arrays]
     if others:
         raise ValueError(
             f"segment_ids must be passed without {others[0]}, because segments are separate sequences: omit one of them"

@@ -133,6 +133,19 @@ def test_bias(shape, boolean):
     reference.hold(got.dbias, *wanted, "dbias")
 
 
+def test_a_finite_bias_hides_no_key_from_a_row_that_it_fills():
+    q, k, v = arrays(6, *[(1, 7, 2, 8)] * 3)
+    for least in (np.finfo(f32).min, f32(-2.4e38)):
+        out, lse = tandem.attention(q, k, v, bias=np.full((1, 1, 7, 7), least), return_lse=True)
+        np.testing.assert_array_equal(lse, least)
+        exact = v.astype(np.float64).mean(1, keepdims=True)
+        reference.hold(
+            out, np.broadcast_to(exact, out.shape), np.broadcast_to(v.mean(1, keepdims=True), out.shape), "out"
+        )
+    out, lse = tandem.attention(q, k, v, bias=np.full((1, 1, 7, 7), -np.inf, f32), return_lse=True)
+    assert not out.any() and np.isneginf(lse).all()
+
+
 def test_dropout_repeats_by_seed_and_has_its_gradient():
     q, k, v, dout = arrays(5, (1, 12, 2, 8), (1, 16, 2, 8), (1, 16, 2, 16), (1, 12, 2, 16))
     eye = np.broadcast_to(np.eye(16, dtype=f32)[None, :, None], (1, 16, 2, 16))

@@ -121,7 +121,7 @@ typedef struct tandem_context_options {
 TANDEM_API tandem_status tandem_context_create(const tandem_context_options* options, tandem_context** context);
 /* NULL is ignored. No call may be running on the context. */
 TANDEM_API void tandem_context_destroy(tandem_context* context);
-/* One line that describes the context. Examples: "cpu, 2 threads, AVX3_ZEN4 with bf16 dot products" and "cuda:0,
+/* One line that describes the context. Examples: "cpu, 2 threads, avx512_bf16 with bfloat16 dot products" and "cuda:0,
  * NVIDIA H200, 132 SMs, driver 13.0, kernels compiled by NVRTC 13.0". The text is valid while the context exists. */
 TANDEM_API const char* tandem_context_description(tandem_context* context);
 /* The number of threads that a call may use; 1 on a GPU. */
@@ -252,7 +252,7 @@ typedef struct tandem_attention_args {
    * visible keys; they may have any value. On a GPU page_size is a multiple of 16, and a used entry that is no page has
    * keys and values of 0. The backward refuses a page_table. */
   const tandem_tensor* page_table;
-  /* At least the longest sequence's length. Packed calls: 0 means total on the CPU and is refused on other devices.
+  /* At least the longest sequence's length. Packed calls: 0 means total in host memory and is refused on "cuda:N".
    * With page_table and seqused_k, 0 means max_pages * page_size. */
   int64_t max_seqlen_q;
   int64_t max_seqlen_k;

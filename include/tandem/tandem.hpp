@@ -208,7 +208,7 @@ class Context {
   ~Context() { tandem_context_destroy(handle_); }
 
   tandem_context* get() const { return handle_; }
-  std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, AVX2"
+  std::string description() const { return tandem_context_description(handle_); }  // "cpu, 2 threads, avx2"
   int32_t threads() const { return tandem_context_threads(handle_); }
   // Returns true if tensors and workspaces are in host memory: on the CPU and on virtual GPUs.
   bool on_host() const { return on_host_; }

@@ -301,8 +301,8 @@ class Parser {
 
   Term made(const Term& term) const {
     if (mod_.graph.size() > kMaxNodes) {
-      lexer_.refuse(term.at,
-                    str_cat("an expression must have at most ", kMaxNodes, " operations: shorten the expression"));
+      lexer_.refuse(term.at, str_cat("an expression must have at most ", kMaxNodes,
+                                     " operations, names and numbers: shorten the expression"));
     }
     return term;
   }

@@ -161,7 +161,7 @@ TEST(Parser, is_bounded) {
             "an expression must have at most 16384 bytes, not 16385: shorten the expression");
   std::string many = "x = score;";
   for (int i = 0; i < 1100; ++i) many += "x=x*x+q;";
-  EXPECT_NE(refusal(many + "x").find("at most 2048 operations"), std::string::npos);
+  EXPECT_NE(refusal(many + "x").find("at most 2048 operations, names and numbers: shorten"), std::string::npos);
   expect(repeated("(", 60) + "1" + repeated(")", 60), 1);
 }
 

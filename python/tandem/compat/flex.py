@@ -87,7 +87,7 @@ def flex_attention(
 
     Returns (batch, heads, L, Ev), laid out in memory as query is. With return_lse the function also returns lse (batch,
     heads, L); with return_aux an AuxOutput of lse and max_scores, as requested. max_scores (batch, heads, L), float32,
-    are the largest scores that each query sees; they have no gradient and cost a second pass over the scores. A row
+    are the largest scores that each query sees, without a gradient. A GPU computes all scores again for them. A row
     that sees no key gives 0, and -inf for lse and max_scores.
 
     Raises ValueError or TypeError for wrong arguments, and tandem.Unsupported for functions without an expression and

@@ -138,6 +138,9 @@ TEST(Differentiate, kinks_and_ties_are_torchs) {
   EXPECT_EQ(slope_of("clamp(2, 0, score)", 1.5), 1);
   EXPECT_EQ(slope_of("clamp(2, 3, score)", 1.5), 1);  // bounds in the wrong order: the upper bound wins
   EXPECT_EQ(slope_of("clamp(2, score, 1)", 1.5), 0);
+  EXPECT_EQ(slope_of("clamp(score, 1, 1)", 1), 1);
+  EXPECT_EQ(slope_of("clamp(0, score, 1)", 1), 0);  // equal bounds: the lower one receives no gradient
+  EXPECT_EQ(slope_of("clamp(2, 1, score)", 1), 1);
   EXPECT_EQ(slope_of("score % 2", 2), 1);
   EXPECT_EQ(slope_of("score // 2", 1), 0);
   EXPECT_EQ(slope_of("floor(score) + round(score) + sign(score)", 1), 0);

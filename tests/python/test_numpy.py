@@ -211,6 +211,14 @@ def test_out_is_written_in_place():
     assert np.isnan(buffer[:, :, [0, 3]]).all()
 
 
+def test_strides_may_be_negative():
+    q, k, v = arrays(14, *[(2, 6, 2, 8)] * 3)
+    out = np.full_like(q, np.nan)
+    tandem.attention(q[:, ::-1], k[::-1], v[:, :, ::-1], out=out[:, ::-1])
+    want = tandem.attention(*(np.ascontiguousarray(x) for x in (q[:, ::-1], k[::-1], v[:, :, ::-1])))
+    np.testing.assert_array_equal(out[:, ::-1], want)
+
+
 def test_gradients_are_written_where_wanted():
     q, k, v, dout = arrays(10, *[(1, 6, 2, 8)] * 4)
     out, lse = tandem.attention(q, k, v, return_lse=True)

@@ -15,6 +15,10 @@
 //   tandem::forward({.q = q, .k = q, .v = q, .out = out}, gpu, workspace, stream);
 #pragma once
 
+#if __cplusplus <= 201703L
+#error "tandem.hpp must be compiled as C++20: pass -std=c++20, or set CMAKE_CXX_STANDARD to 20"
+#endif
+
 #include <concepts>
 #include <cstddef>
 #include <cstdint>

@@ -92,9 +92,9 @@ Status check_tensor(const char* name, const View& view, bool packed, bool empty)
   const int most_log2 = kMaxStrideLog2 - (view.dtype == DType::f32 ? 2 : 1);
   for (int i = packed ? 1 : 0; i < 3; ++i) {
     const int64_t stride = strides[i];
-    if (stride % step == 0 && stride < int64_t{1} << most_log2) continue;
+    if (stride >= 0 && stride % step == 0 && stride < int64_t{1} << most_log2) continue;
     return Status::unsupported(str_cat(name, ".strides[", packed ? i - 1 : i, "] (", stride, ") must be a multiple of ",
-                                       step, " elements (16 bytes) below 2^", most_log2,
+                                       step, " elements (16 bytes) from 0 to 2^", most_log2,
                                        " on a GPU: copy the tensor or pad its rows"));
   }
   const auto address = reinterpret_cast<uintptr_t>(view.data);

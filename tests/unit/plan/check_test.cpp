@@ -214,6 +214,8 @@ TEST(PlanCheck, StridesAndAddresses) {
       refused(p, place + std::to_string(good + 4) + ") must be a multiple of 8");
       view.*stride = int64_t{1} << 39;
       refused(p, place + "549755813888) must be");
+      view.*stride = -good;
+      refused(p, place + std::to_string(-good) + ") must be");
       view.*stride = 0;
       accepted(p);  // an expanded tensor
       view.*stride = good;

@@ -56,6 +56,10 @@ class Reader {
 
   Status check_position(int64_t position, const char* name, int64_t entry) const {
     if (p_.rotary_dim == 0 || (position >= 0 && position < p_.rotary_rows)) return {};
+    if (position < 0) {
+      return Status::invalid(
+          str_cat(name, "[", entry, "] (", position, ") must be at least 0 with rotary_cos: pass a row of the tables"));
+    }
     return Status::invalid(str_cat("rotary_cos.table_rows (", p_.rotary_rows, ") must be above position ", position,
                                    ", which ", name, "[", entry, "] gives: pass tables for all positions"));
   }
@@ -94,14 +98,18 @@ class Reader {
     const int64_t begin = first_place(b), s = p_.cache_batch_idx ? p_.cache_batch_idx[b] : b;
     const int64_t rows = p_.page_table ? p_.table_rows : p_.pages;
     const int64_t places = p_.page_size * (p_.page_table ? p_.page_table.max_pages : 1);
+    if (count > places) {
+      return Status::invalid(str_cat("k (", count, " new keys of sequence ", b, ") must have at most ", places,
+                                     " keys per sequence, the places of the cache: enlarge the cache"));
+    }
     if (begin < 0 || begin + count > places) {
       return Status::invalid(str_cat("cache_seqlens[", b, "] (", begin, ") must be 0 to ", places - count,
                                      ", because the cache has ", places, " places and ", count,
                                      " keys are new: enlarge the cache"));
     }
     if (s < 0 || s >= rows) {
-      return Status::invalid(str_cat("cache_batch_idx[", b, "] (", s, ") must be 0 to ", rows - 1, ": pass a row of ",
-                                     p_.page_table ? "page_table" : "the cache"));
+      return Status::invalid(str_cat("cache_batch_idx[", b, "] (", s, ") must be at least 0 and below ", rows,
+                                     ": pass a row of ", p_.page_table ? "page_table" : "the cache"));
     }
     TANDEM_TRY(check_position(first_position(b), position_name(), b));
     TANDEM_TRY(check_position(first_position(b) + count - 1, position_name(), b));
@@ -115,8 +123,9 @@ class Reader {
         row.page = p_.page_table.at(s, column);
         row.place %= p_.page_size;
         if (row.page < 0 || row.page >= p_.pages) {
-          return Status::invalid(str_cat("page_table[", s, ", ", column, "] (", row.page, ") must be 0 to ",
-                                         p_.pages - 1, ": give new keys pages before the call"));
+          return Status::invalid(str_cat("page_table[", s, ", ", column, "] (", row.page,
+                                         ") must be at least 0 and below k_cache.pages (", p_.pages,
+                                         "): give new keys pages before the call"));
         }
       }
       rows_.keys.push_back(row);

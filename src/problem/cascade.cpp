@@ -1,5 +1,6 @@
 #include "problem/cascade.h"
 
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -84,7 +85,7 @@ Status CascadeCall::read(const tandem_cascade_args* from, tandem_device device, 
   tandem_cascade_args args;
   TANDEM_TRY(read_struct("args", "tandem_cascade_args", from, sizeof(tandem_cascade_args), &args));
   TANDEM_TRY(read_own(args, device, with_data));
-  TANDEM_TRY(with_group_names(read_shared(args, device, with_data)));
+  TANDEM_TRY(read_shared(args, device, with_data));
   return with_data && device.type == TANDEM_CPU && own.problem.batch > 0 ? check_groups(shared.problem, own.problem)
                                                                          : Status{};
 }
@@ -121,7 +122,7 @@ Status CascadeCall::read_shared(const tandem_cascade_args& args, tandem_device d
     return Status::invalid(
         str_cat("max_rows_group (", args.max_rows_group, ") must be at least 0: pass 0 for no bound"));
   }
-  TANDEM_TRY(make_problem(TANDEM_FORWARD, &group_call_, device, with_data, &shared.problem));
+  TANDEM_TRY(with_group_names(make_problem(TANDEM_FORWARD, &group_call_, device, with_data, &shared.problem)));
   shared.args = group_call_;
   describe_part(&shared);
   return {};
@@ -174,8 +175,12 @@ Status CascadeCall::place(void* memory, tandem_device device, MergeProblem* merg
 }
 
 const char* CascadeCall::operand_in_range(const void* begin, size_t bytes) const {
-  const char* name = tandem::operand_in_range(TANDEM_FORWARD, call_, begin, bytes);
-  return name != nullptr ? name : tandem::operand_in_range(TANDEM_FORWARD, group_call_, begin, bytes);
+  const char* own_name = tandem::operand_in_range(TANDEM_FORWARD, call_, begin, bytes);
+  if (own_name != nullptr) return own_name;
+  const char* name = tandem::operand_in_range(TANDEM_FORWARD, group_call_, begin, bytes);
+  for (const auto& [from, to] : kGroupNames)
+    if (name != nullptr && std::strcmp(name, from) == 0) return to;
+  return name;
 }
 
 }  // namespace tandem

@@ -45,6 +45,7 @@ TEST(CpuCascade, BadGroupsAreRefused) {
   expect_refused([](auto& x) { x.args.size = 8; }, "args.size (8) must be sizeof(tandem_cascade_args)");
   expect_refused([](auto& x) { x.args.own = nullptr; }, "own (NULL) must point to a tandem_attention_args");
   expect_refused([](auto& x) { x.args.cu_seqlens_group = nullptr; }, "cu_seqlens_group (NULL) must be a tensor");
+  expect_refused([](auto& x) { x.args.group_page_table = nullptr; }, "group_page_table (NULL) must be a tensor");
   expect_refused([](auto& x) { x.own_args.page_table = nullptr; }, "page_table (NULL) must be a tensor");
   expect_refused([](auto& x) { x.own_args.window = TANDEM_WINDOW_LEFT; }, "window (not 0) must be 0 with shared keys");
   expect_refused([](auto& x) { x.own_args.alibi_slopes = x.own_args.lse; }, "alibi_slopes (not NULL) must be NULL");
@@ -80,6 +81,13 @@ TEST(CpuCascade, WorkspaceIsChecked) {
   EXPECT_EQ(tandem_cascade(nullptr, &x.args, nullptr, bytes - 1, nullptr), TANDEM_WORKSPACE_TOO_SMALL);
   EXPECT_EQ(tandem_cascade(nullptr, &x.args, nullptr, bytes, nullptr), TANDEM_INVALID_ARGUMENT);
   EXPECT_EQ(tandem_cascade(nullptr, &x.args, outputs.out.storage().data(), bytes, nullptr), TANDEM_INVALID_ARGUMENT);
+  std::vector<std::byte> workspace(bytes);
+  tandem_tensor lengths = *x.args.group_seqused_k;
+  lengths.data = workspace.data();
+  x.args.group_seqused_k = &lengths;
+  EXPECT_EQ(tandem_cascade(nullptr, &x.args, workspace.data(), bytes, nullptr), TANDEM_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tandem_last_error()).find("overlaps group_seqused_k"), std::string::npos)
+      << tandem_last_error();
 }
 
 }  // namespace

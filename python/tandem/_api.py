@@ -19,6 +19,7 @@ from tandem._binding import (
     check_mask,
     check_parts,
     diagonal_of,
+    flag_of,
     is_float32,
     number_of,
     seed_of,
@@ -184,8 +185,9 @@ def attention(
         call_args["dropout_p"] = dropout_p
     if seed is not None:
         call_args["seed"] = seed_of(seed, q)
-    if deterministic or batch_invariant:
-        call_args.update(deterministic=deterministic, batch_invariant=batch_invariant)
+    if deterministic is not False or batch_invariant is not False:
+        call_args["deterministic"] = flag_of(deterministic, "deterministic")
+        call_args["batch_invariant"] = flag_of(batch_invariant, "batch_invariant")
     if not (num_splits is max_scores is out is None):
         call_args.update(_given(num_splits=num_splits, max_scores=max_scores, out=out))
     if out_dtype is not None and is_float32(out_dtype, out):
@@ -317,8 +319,8 @@ def attention_backward(
         "alignment": alignment,
         "window": window if window is None else window_of(window),
         "dropout_p": dropout_p,
-        "deterministic": deterministic,
-        "batch_invariant": batch_invariant,
+        "deterministic": flag_of(deterministic, "deterministic"),
+        "batch_invariant": flag_of(batch_invariant, "batch_invariant"),
         "out": _arrays.view(out, "out"),
         "lse": _arrays.view(lse, "lse"),
         "dout": _arrays.view(dout, "dout"),

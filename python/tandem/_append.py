@@ -9,6 +9,7 @@ import numpy as np
 from tandem import _arrays
 from tandem._api import use_torch
 from tandem._binding import append_kv as append_to
+from tandem._binding import flag_of
 
 
 def append_kv(
@@ -53,9 +54,9 @@ def append_kv(
     have one place. The function has no gradient: outside of torch.no_grad() it refuses tensors that require one.
     """
     arrays = {name: x for name, x in locals().items() if name in _arrays.APPEND_TENSORS}
-    flags = bool(rotary_interleaved), bool(single_q_position)
+    flags = flag_of(rotary_interleaved, "rotary_interleaved"), flag_of(single_q_position, "single_q_position")
     front = use_torch()
-    if front is not None and isinstance(q if k is None else k, front.Tensor):
+    if front is not None and isinstance(k if q is None else q, front.Tensor):
         if q is not None and q_out is None:
             arrays["q_out"] = front.torch.empty_like(q, memory_format=front.torch.contiguous_format)
         front.append_kv(arrays, flags)

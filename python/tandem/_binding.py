@@ -248,6 +248,16 @@ def check_mask(causal: Any, alignment: Any) -> None:
         )
 
 
+def flag_of(x: Any, name: str) -> bool:
+    """Returns a flag that may be a scalar of any library; None is False."""
+    try:
+        if isinstance(x, (str, bytes)):
+            raise TypeError
+        return x if x is True or x is False else bool(x)
+    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
+        raise TypeError(f"{name} ({_arrays.shown(x)}) must be True or False: pass one of them") from None
+
+
 def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:
     """Returns an explicit diagonal as call arguments: a number for all sequences, or an array with one for each."""
     if alignment != "bottom_right":

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem import _arrays
 from tandem._api import use_torch
-from tandem._binding import cascade, check_mask, number_of
+from tandem._binding import cascade, check_mask, flag_of, number_of
 
 
 def cascade_attention(
@@ -49,13 +49,15 @@ def cascade_attention(
         "cu_seqlens_group": cu_seqlens_group, "group_page_table": group_page_table, "group_seqused_k": group_seqused_k,
     }  # fmt: skip
     views = {name: _arrays.view(x, name) for name, x in (("q", q), ("k", k), ("v", v))}
+    if len(views["q"].shape) != 3:
+        raise ValueError(f"q (shape {tuple(views['q'].shape)}) must be (total_q, heads, head_dim): pass packed queries")
     total = views["q"].shape[0]
     call_args = {
         **views, "sink": sink if sink is None else _arrays.view(sink, "sink"), "cu_seqlens_q": cu_seqlens_q,
         "seqused_k": seqused_k, "page_table": page_table,
-        "max_seqlen_q": total if max_seqlen_q is None else max_seqlen_q,
+        "max_seqlen_q": total if max_seqlen_q is None else _arrays.integer(max_seqlen_q, "max_seqlen_q"),
         "softmax_scale": number_of(softmax_scale, "softmax_scale"), "softcap": number_of(softcap, "softcap"),
-        "causal": bool(causal), "batch_invariant": bool(batch_invariant),
+        "causal": bool(causal), "batch_invariant": flag_of(batch_invariant, "batch_invariant"),
     }  # fmt: skip
     max_rows = total if max_rows_group is None else _arrays.integer(max_rows_group, "max_rows_group")
     front = use_torch()

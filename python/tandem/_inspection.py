@@ -17,6 +17,7 @@ from tandem._binding import (
     call,
     check_mask,
     diagonal_of,
+    flag_of,
     is_float32,
     number_of,
     seed_of,
@@ -57,6 +58,7 @@ def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str,
     call_args.update((name, _score_mod.bound(given[name], name)) for name in _score_mod.MODS if given[name] is not None)
     call_args.update((name, number_of(given[name], name)) for name in ("softmax_scale", "softcap", "dropout_p"))
     call_args["alibi_slopes"] = slopes_of(given["alibi_slopes"])
+    call_args.update((name, flag_of(call_args[name], name)) for name in ("deterministic", "batch_invariant"))
     check_mask(call_args["causal"], call_args["alignment"])
     if offset is not None:
         call_args.update(diagonal_of(offset, call_args["alignment"]))

@@ -75,6 +75,7 @@ def test_refusals_write_nothing(call):
         ("cache_seqlens", CACHED.long(), "cache_seqlens.dtype"),
         ("v", None, "v .None. must be given with k"),
         ("k", call["k"].bfloat16(), "v.dtype"),
+        ("page_table", TABLE[:, :1], "k .5 new keys of sequence 0. must have at most 4 keys"),
     ):
         with pytest.raises(ValueError, match=match):
             tandem.append_kv(**{**call, name: value})
@@ -85,6 +86,27 @@ def test_refusals_write_nothing(call):
     with pytest.raises(TypeError, match="k_cache .*ndarray.* must be a torch tensor"):
         tandem.append_kv(**{**call, "k_cache": arrays["k_cache"]})
     assert torch.equal(call["k_cache"], before)
+
+
+@pytest.mark.parametrize("name", ["rotary_interleaved", "single_q_position"])
+@pytest.mark.parametrize(
+    "value", ["no", np.array([True, False]), torch.tensor([True, False])], ids=["word", "array", "tensor"]
+)
+def test_flags_are_single_values(call, name, value):
+    before = call["k_cache"].clone()
+    with pytest.raises(TypeError, match=f"{name} .* must be True or False"):
+        tandem.append_kv(**call, **{name: value})
+    assert torch.equal(call["k_cache"], before)
+
+
+def test_keys_and_queries_of_different_libraries(random, call):
+    tables = {"rotary_cos": random(12, 6), "rotary_sin": random(12, 6)}
+    q, arrays = random(2, 5, 4, DIM), {name: x.numpy() for name, x in call.items()}
+    with pytest.raises(TypeError, match="k .ndarray. must be a torch tensor, as q is"):
+        tandem.append_kv(**arrays, q=q, **tables)
+    want = tandem.append_kv(**call, q=q, **tables)
+    result = tandem.append_kv(**call, q=q.numpy(), **tables)
+    assert isinstance(result, np.ndarray) and np.array_equal(result, want)
 
 
 def test_prepare_for_serving(call):

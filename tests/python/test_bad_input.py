@@ -45,6 +45,7 @@ BAD = {
     "splits of many bits": ({"num_splits": 2**32 + 1}, ValueError, r"num_splits \(4294967297\) must be an integer"),
     "a fraction of a length": ({"max_seqlen_q": 3.0}, TypeError, r"max_seqlen_q \(3.0\) must be an integer"),
     "a word for a flag": ({"deterministic": "no"}, TypeError, r"deterministic \('no'\) must be True or False"),
+    "several flags": ({"batch_invariant": np.ones(2)}, TypeError, r"batch_invariant \(ndarray\) must be True or False"),
     "window of flags": ({"window": (True, False)}, TypeError, r"window\[0\] \(True\) must be an integer"),
     "window of an array of flags": ({"window": np.array([True, False])}, TypeError, r"window\[0\] \(True\) must be"),
     "window backwards": ({"window": (-3, 2)}, ValueError, "window"),

@@ -103,6 +103,12 @@ def test_refusals(random):
         tandem.cascade_attention(**{**p, "group_page_table": None})
     with pytest.raises(tandem.Unsupported, match="k must not require a gradient"):
         tandem.cascade_attention(**{**p, "k": p["k"].clone().requires_grad_()})
+    for name, value, error in (
+        ("q", torch.tensor(1.0), ValueError), ("max_seqlen_q", 3.5, TypeError),
+        ("batch_invariant", "no", TypeError), ("batch_invariant", torch.tensor([1, 0]), TypeError),
+    ):  # fmt: skip
+        with pytest.raises(error, match=f"^{name} .* must be"):
+            tandem.cascade_attention(**{**p, name: value})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -101,6 +101,8 @@ def check_out(out: Any, q: Tensor, v: Tensor, read: Iterable[tuple[str, Any]]) -
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:
     """Returns True if two strided tensors share a byte. Nothing is read, so that they may lie on a GPU."""
+    if x.layout is not torch.strided or y.layout is not torch.strided:
+        return False
     if type(x) not in PLAIN or type(y) not in PLAIN or x.device != y.device or not x.numel() or not y.numel():
         return False
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() and np.shares_memory(

@@ -247,6 +247,22 @@ def test_refusals_of_flash_attention_4(random, name):
             fa4.flash_attn_varlen_func(q, q, q, **{name: value})
 
 
+def test_arguments_of_other_kinds_are_refused(random):
+    q, k = random(1, 3, 2, 8), random(1, 4, 2, 8)
+    for name, value in (("causal", "no"), ("score_mod", 3), ("mask_mod", "k <= q"), ("aux_tensors", torch.ones(3))):
+        mod = {"mask_mod": lambda b, h, q_idx, kv_idx, seqlen_info, aux_tensors: kv_idx <= q_idx}
+        with pytest.raises(TypeError, match=f"^{name} .* must be"):
+            fa4.flash_attn_func(q, k, k, **(mod | {name: value}))
+    packed = {"cu_seqlens_q": int32(0, 3), "max_seqlen_q": 3}
+    for name, value in (("k", k[0, 0, 0]), ("v", k.transpose(0, 1).reshape(2, 2, 2, 8))):
+        with pytest.raises(ValueError, match=f"{name} .shape .* must "):
+            fa4.flash_attn_varlen_func(q[0], **({"k": k, "v": k} | {name: value}), **packed)
+    for name, value in (("cu_seqlens_q", [0, 3]), ("nheads_kv", 0)):
+        sizes = {"nheads_kv": 2, "cu_seqlens_q": int32(0, 3), name: value}
+        with pytest.raises((TypeError, ValueError), match=name):
+            fa4.get_scheduler_metadata(5, 9, 4, headdim=8, num_splits=2, **sizes)
+
+
 def test_pages_of_flash_attention_4(random):
     q, pages, table = random(3, 2, 8), random(4, 3, 2, 8), int32(3, 1)[None]
     out = fa4.flash_attn_varlen_func(q, pages, pages, cu_seqlens_q=int32(0, 3), page_table=table, seqused_k=int32(5))[0]

@@ -218,6 +218,18 @@ REFUSED = {
     "q of other heads": ({"q": torch.zeros(3, 2, HEADS_K + 1, DIM)}, ValueError, "heads"),
     "q of another type": ({"q": torch.zeros(3, 2, HEADS, DIM).double()}, ValueError, "k_cache.dtype"),
     "q of more sequences": ({"q": torch.zeros(ROWS + 1, 2, HEADS, DIM)}, ValueError, "batch"),
+    "q without dimensions": ({"q": torch.tensor(1.0)}, ValueError, "q "),
+    "k of one dimension": ({"k": torch.zeros(3)}, ValueError, "k .shape .3,.. must be"),
+    "lengths elsewhere": ({"cache_seqlens": int32(3, 3, 3).to("meta")}, ValueError, "cache_seqlens .on meta. must be"),
+    "tables of whole numbers": (
+        {"rotary_cos": torch.ones(16, 4).int(), "rotary_sin": torch.ones(16, 4).int()}, ValueError, "cos .*int32",
+    ),
+    "several flags": ({"causal": torch.ones(2)}, TypeError, "causal .Tensor. must be True or False"),
+    "a word for a flag": (
+        {"rotary_cos": torch.ones(16, 4), "rotary_sin": torch.ones(16, 4), "rotary_interleaved": "no"}, TypeError,
+        "rotary_interleaved .'no'. must be True or False",
+    ),
+    "few rows of pages": ({"block_table": int32(0, 1).reshape(2, 1)}, ValueError, "block_table .2 rows. must have"),
     "packed q": ({"q": torch.zeros(6, HEADS, DIM)}, ValueError, "q "),
 }  # fmt: skip
 
@@ -243,6 +255,10 @@ def test_what_kvcache_refuses_it_does_not_write(random, changed, error, match):
     [
         ("cu_seqlens_q", int32(0, 2, 4, 5)),
         ("cu_seqlens_q", int32(1, 2, 4, 6)),
+        ("cu_seqlens_q", [0, 2, 4, 6]),
+        ("max_seqlen_q", 1),
+        ("max_seqlen_q", "long"),
+        ("attention_chunk", 2.5),
         ("cu_seqlens_k_new", int32(0, 4, 2, 6)),
         ("cu_seqlens_k_new", int32(0, 2, 6)),
         ("cu_seqlens_k_new", int32(0, 2, 4, 6).long()),
@@ -257,11 +273,27 @@ def test_what_kvcache_refuses_of_packed_calls_it_does_not_write(random, name, va
     arguments = {"cu_seqlens_q": int32(0, 2, 4, 6), "cu_seqlens_k_new": int32(0, 2, 4, 6), name: value}
     q, new = random(6, HEADS, DIM), random(6, HEADS_K, DIM)
     before = k_cache.clone(), v_cache.clone()
-    with pytest.raises(ValueError, match="places" if value[-1] == PLACES else name):
+    places = isinstance(value, torch.Tensor) and value[-1] == PLACES
+    with pytest.raises((TypeError, ValueError), match="places" if places else name):
         fa3.flash_attn_with_kvcache(
             q, k_cache, v_cache, new, new, rotary_cos=cos, rotary_sin=sin, cache_seqlens=3, **arguments
         )
     assert torch.equal(k_cache, before[0]) and torch.equal(v_cache, before[1])
+
+
+@pytest.mark.parametrize("name", ["q", "alibi_slopes"])
+def test_caches_over_tensors_that_attention_reads_are_refused(random, name):
+    shape = (3, 2, HEADS, DIM) if name == "q" else (HEADS,)
+    size = ROWS * PLACES * HEADS_K * DIM
+    k_cache = random(size)
+    tensor = k_cache[: torch.Size(shape).numel()].view(shape)
+    arguments = {"q": random(3, 2, HEADS, DIM), name: tensor}
+    k_cache, new = k_cache.view(ROWS, PLACES, HEADS_K, DIM), random(3, 2, HEADS_K, DIM)
+    before, v_cache = k_cache.clone(), torch.zeros_like(k_cache)
+    with pytest.raises(ValueError, match=f"k_cache.data overlaps {name}"):
+        fa2.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, k=new, v=new, cache_seqlens=0, **arguments)
+    assert torch.equal(k_cache, before) and not v_cache.any()
+    fa2.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, cache_seqlens=3, **arguments)
 
 
 def test_rotation_needs_new_keys(random):

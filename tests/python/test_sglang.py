@@ -181,7 +181,8 @@ def test_dense_queries_write_to_out(random):
     [
         ("qv", SINKS), ("only_qv", True), ("q_descale", SINKS), ("k_descale", SINKS),
         ("v_descale", SINKS), ("sfq", SINKS), ("sfk", SINKS), ("sfv", SINKS), ("rel_bias", SINKS), ("ver", 2),
-        ("rel_bias_prep_cache", {}), ("sinks", SINKS[:3]),
+        ("rel_bias_prep_cache", {}), ("sinks", SINKS[:3]), ("causal", "no"), ("score_mod", 3),
+        ("attention_chunk", "4"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_argument_and_write_nothing(random, name, value):
@@ -190,11 +191,11 @@ def test_refusals_name_the_argument_and_write_nothing(random, name, value):
     before, out = step.kv_cache.clone(), torch.full_like(step.q, 5.0)
     new = torch.cat([x[c:] for x, c in zip(step.keys, CONTEXT)])
     starts = {"cache_seqlens": int32(CONTEXT), "cu_seqlens_k_new": step.query_start_loc}
-    with pytest.raises((tandem.Unsupported, ValueError), match=name):
+    with pytest.raises((tandem.Unsupported, TypeError, ValueError), match=name):
         with_cache(step, k=new, v=new, out=out, **{**starts, name: value})
     assert torch.equal(step.kv_cache.nan_to_num(7.0), before.nan_to_num(7.0)) and (out == 5.0).all()
     lengths = (step.query_start_loc, None, step.max_query_len, step.max_seq_len)
-    with pytest.raises((tandem.Unsupported, ValueError), match=name):
+    with pytest.raises((tandem.Unsupported, TypeError, ValueError), match=name):
         ours.flash_attn_varlen_func(
             step.q, *step.caches(), *lengths, seqused_k=step.seq_lens, page_table=step.block_table, **{name: value}
         )

@@ -190,15 +190,35 @@ def test_lse_of_a_row_without_keys(random):
         ("q_v", torch.zeros(1)), ("output_scale", torch.ones(1)), ("block_sparse_tensors", SimpleNamespace()),
         ("gather_kv_indices", int32([0])), ("gather_kv_valid_length", int32([0])), ("fa_version", 5),
         ("cu_seqlens_k", int32([0])), ("cp_world_size", 2), ("alibi_slopes", SLOPES[:3]), ("s_aux", SINKS[:3]),
+        ("causal", "no"), ("causal", torch.ones(2)), ("dynamic_causal", int32([1])), ("dynamic_causal", True),
+        ("cp_world_size", 2.5), ("mask_mod", "k <= q"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_argument_and_write_nothing(random, name, value):
     step = Step(random)
     write(step)
     out = torch.full_like(step.q, 5.0)
-    with pytest.raises((tandem.Unsupported, ValueError), match=name):
+    with pytest.raises((tandem.Unsupported, TypeError, ValueError), match=name):
         call(step, **{"out": out, "causal": True, name: value})
     assert (out == 5.0).all()
+
+
+def test_ranks_outside_the_group_are_refused(random):
+    step = Step(random)
+    write(step)
+    for rank, total in ((2, step.seq_lens), (-1, step.seq_lens), (1, step.seq_lens[:1])):
+        with pytest.raises(ValueError, match="cp_rank|cp_tot_seqused_k"):
+            call(step, causal=True, cp_world_size=2, cp_rank=rank, cp_tot_seqused_k=total)
+
+
+def test_dense_values_belong_to_dense_keys(random):
+    q, k = random(4, HEADS, DIM), random(2, 6, HEADS_K, DIM)
+    lengths = {"max_seqlen_q": 2, "cu_seqlens_q": int32([0, 2, 4]), "max_seqlen_k": 6, "seqused_k": int32([6, 3])}
+    for v in (random(6, 2, HEADS_K, DIM), random(2, 7, HEADS_K, DIM)):
+        with pytest.raises(ValueError, match="v .shape .* must have k's batch and seqlen"):
+            ours.flash_attn_varlen_func(q, k, v, **lengths)
+    with pytest.raises(ValueError, match="k .shape .6,.. must be .batch, seqlen, heads, head_dim."):
+        ours.flash_attn_varlen_func(q, random(6), random(6), **lengths)
 
 
 def test_8_bit_inputs_are_refused_and_descales_of_others_ignored(random):
@@ -221,11 +241,13 @@ def test_cache_write_refuses_before_it_writes(random):
         ("slot_mapping", (key, value, *caches, slots.int(), "auto")),
         ("slot_mapping", (key, value, *caches, slots + blocks * BLOCK, "auto")),
         ("kv_cache_dtype", (key, value, *caches, slots, "fp8")),
+        ("kv_cache_dtype", (key, value, *caches, slots, "float16")),
+        ("key", (key.numpy(), value, *caches, slots, "auto")),
         ("value", (key, value.half(), *caches, slots, "auto")),
         ("key", (key[:2], value, *caches, slots, "auto")),
     ]
     for name, arguments in cases:
-        with pytest.raises((tandem.Unsupported, ValueError), match=name):
+        with pytest.raises((tandem.Unsupported, TypeError, ValueError), match=name):
             ours.reshape_and_cache_flash(*arguments, SCALE, SCALE)
         assert step.kv_cache.isnan().all()
     ours.reshape_and_cache_flash(key, value, *caches, torch.full_like(slots, -1), "auto", SCALE, SCALE)

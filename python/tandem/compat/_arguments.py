@@ -9,6 +9,7 @@ from typing import Any, Callable
 import torch
 
 import tandem
+from tandem._arrays import integer
 from tandem._errors import renamed
 
 
@@ -50,6 +51,7 @@ def refuse_scales(**scales: Any) -> None:
 def refuse_8_bit(**tensors: torch.Tensor) -> None:
     """Refuses 8-bit tensors, by their names."""
     for name, x in tensors.items():
+        is_tensor(x, name)
         if x.element_size() == 1:
             raise tandem.Unsupported(f"{name} ({x.dtype}) is not served: convert 8-bit inputs to bfloat16")
 
@@ -124,13 +126,13 @@ def chunked(options: dict[str, Any], attention_chunk: int | None, mask_mod: Any 
 
     Chunks divide the keys. A query belongs to the chunk of key q + seqlen_k - seqlen_q. Numbers below 1 add nothing.
     """
-    if attention_chunk is None or operator.index(attention_chunk) < 1:
+    if attention_chunk is None or (chunk := integer(attention_chunk, "attention_chunk")) < 1:
         return options
     if mask_mod is not None:
         raise tandem.Unsupported(
             f"attention_chunk ({attention_chunk}) with mask_mod is not served: compare the chunks in mask_mod"
         )
-    chunk = min(operator.index(attention_chunk), 2**31 - 1)
+    chunk = min(chunk, 2**31 - 1)
     # The window hides nothing that the mask shows, and lets kernels skip keys of other chunks.
     left, right = (chunk - 1 if x is None else min(x, chunk - 1) for x in options["window"] or (None, None))
     mask = tandem.Mod("(q + seqlen_k - seqlen_q) // chunk == k // chunk", chunk=chunk)
@@ -145,6 +147,26 @@ def cap(softcap: Any) -> Any:
 def splits(num_splits: Any) -> Any:
     """Converts num_splits: a number below 1 leaves the choice to the plan."""
     return None if isinstance(num_splits, int) and num_splits < 1 else num_splits
+
+
+def pack(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns x (batch, seqlen, heads, head_dim) as one packed tensor, its cu_seqlens, and seqlen."""
+    if x.dim() != 4:
+        raise ValueError(
+            f"{name} (shape {tuple(x.shape)}) must be (batch, seqlen, heads, head_dim) without cu_seqlens: reshape it"
+        )
+    batch, seqlen = x.shape[:2]
+    return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device), seqlen
+
+
+def pack_keys(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """Returns k and v (batch, seqlen, ...) as packed tensors, their cu_seqlens, and seqlen."""
+    (keys, cu_seqlens, seqlen), (values, *_) = pack(k, "k"), pack(v, "v")
+    if k.shape[:2] != v.shape[:2]:
+        raise ValueError(
+            f"v (shape {tuple(v.shape)}) must have k's batch and seqlen {tuple(k.shape[:2])}: pass one value per key"
+        )
+    return keys, values, cu_seqlens, seqlen
 
 
 def places(x: torch.Tensor, cu_seqlens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

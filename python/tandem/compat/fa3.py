@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 import tandem
+from tandem._binding import flag_of
 from tandem.compat._arguments import (
     bounds,
     cap,
@@ -218,7 +219,7 @@ def flash_attn_with_kvcache(
     options = _options(softmax_scale, causal, window_size, softcap, False, attention_chunk)
     options.update(alibi_slopes=None, num_splits=splits(num_splits), max_seqlen_q=max_seqlen_q)
     # A window that hides nothing is dropped, so that every query has the same place.
-    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    seqlen_q = _kvcache.longest_q(q, cu_seqlens_q, max_seqlen_q)
     left, right = options["window"] or (None, None)
     local = (left is not None and left < cache.capacity() - 1) or (right is not None and right < seqlen_q - 1)
     local = local or "mask_mod" in options
@@ -227,7 +228,7 @@ def flash_attn_with_kvcache(
         q,
         k,
         v,
-        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, bool(causal) or local, rotary_seqlens),
+        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, flag_of(causal, "causal") or local, rotary_seqlens),
         options,
         cu_seqlens_q,
         cu_seqlens_k_new,

@@ -29,8 +29,20 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 import tandem
+from tandem._binding import flag_of
 from tandem._trace import Symbol, lengths, trace
-from tandem.compat._arguments import in_words, is_tensor, pair, refuse_given, sink_for, splits, unit_stride
+from tandem.compat._arguments import (
+    in_words,
+    is_tensor,
+    pack,
+    pack_keys,
+    pair,
+    refuse_given,
+    sink_for,
+    splits,
+    type_name,
+    unit_stride,
+)
 from tandem.compat.flash_attn._combine import combine
 
 __version__ = "4.0.0"
@@ -215,7 +227,11 @@ def get_scheduler_metadata(
     """
     if cu_seqlens_q is None and seqused_q is None:
         return SchedulerMetadata()
-    lengths = cu_seqlens_q.diff() if seqused_q is None else seqused_q
+    name, lengths = ("cu_seqlens_q", cu_seqlens_q) if seqused_q is None else ("seqused_q", seqused_q)
+    is_tensor(lengths, name)
+    if nheads_kv < 1:
+        raise ValueError(f"nheads_kv ({nheads_kv}) must be at least 1: pass the heads of k")
+    lengths = lengths.diff() if seqused_q is None else lengths
     rows = lengths * (nheads // nheads_kv if pack_gqa is None or pack_gqa else 1)
     tiles = (rows + _TILE_ROWS - 1) // _TILE_ROWS
     return SchedulerMetadata(cu_total_m_blocks=torch.nn.functional.pad(tiles.cumsum(0), (1, 0)).int())
@@ -230,10 +246,9 @@ def _attend_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, options, mods, return_ls
     if options["page_table"] is None and (cu_seqlens_q is None) != (cu_seqlens_k is None):
         if cu_seqlens_q is None:
             dense_q = q.shape[:2]
-            q, cu_seqlens_q, options["max_seqlen_q"] = *_pack(q), q.shape[1]
+            q, cu_seqlens_q, options["max_seqlen_q"] = pack(q, "q")
         else:
-            v, _ = _pack(v)
-            k, cu_seqlens_k, options["max_seqlen_k"] = *_pack(k), k.shape[1]
+            k, v, cu_seqlens_k, options["max_seqlen_k"] = pack_keys(k, v)
     options.update(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options.update(_mods(*mods, cu_seqlens_q, cu_seqlens_k))
     if dense_q is not None and options.get("out") is not None:
@@ -257,18 +272,13 @@ def _packed_out(out, shape):
 
 def _longest(x, cu_seqlens, max_seqlen):
     """Returns max_seqlen, or a bound on the sequences of a packed x."""
-    return x.shape[0] if max_seqlen is None and cu_seqlens is not None else max_seqlen
-
-
-def _pack(x):
-    """Returns x (batch, seqlen, ...) as one packed tensor, and the beginnings and ends of its sequences."""
-    batch, seqlen = x.shape[:2]
-    return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device)
+    is_packed = max_seqlen is None and cu_seqlens is not None and x.dim() > 0
+    return x.shape[0] if is_packed else max_seqlen
 
 
 def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic):
     left, right = pair(window_size)
-    if causal:
+    if flag_of(causal, "causal"):
         right = 0
     if left is not None and right is not None and left + right < 0:
         left = right = None
@@ -300,7 +310,7 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None:
             plain = _plain(function, name)
-            rest = (list(aux_tensors or ()), *(() if aux_scalars is None else (aux_scalars,)))
+            rest = (_aux(aux_tensors), *(() if aux_scalars is None else (aux_scalars,)))
 
             def mod(*symbols, plain=plain, rest=rest):
                 batch = symbols[-4]
@@ -309,6 +319,17 @@ def _mods(q, score_mod, mask_mod, aux_tensors, aux_scalars, softcap, cu_seqlens_
 
             mods[name] = trace(mod, name, q.device)
     return mods
+
+
+def _aux(aux_tensors: Any) -> list[Any]:
+    """Returns aux_tensors as a list of tensors."""
+    if aux_tensors is None:
+        return []
+    if isinstance(aux_tensors, torch.Tensor) or not hasattr(aux_tensors, "__iter__"):
+        raise TypeError(f"aux_tensors ({type_name(aux_tensors)}) must be a list of torch tensors: pass a list")
+    for n, x in enumerate(found := list(aux_tensors)):
+        is_tensor(x, f"aux_tensors[{n}]")
+    return found
 
 
 def _blocks(tensors: Any) -> tandem.Blocks:
@@ -325,6 +346,11 @@ def _blocks(tensors: Any) -> tandem.Blocks:
 
 def _plain(function: Callable, name: str) -> Callable:
     """Returns the function below its decorators, which are cutlass's. Refuses a function that calls cutlass itself."""
+    if not callable(function):
+        raise TypeError(
+            f"{name} ({type_name(function)}) must be a Python function of single numbers: pass one, or call "
+            "tandem.attention with an expression"
+        )
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     for called in code.co_names if code is not None else ():

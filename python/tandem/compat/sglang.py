@@ -19,6 +19,7 @@ from typing import Optional, Union
 import torch
 
 import tandem
+from tandem._binding import flag_of
 from tandem.compat import fa4
 from tandem.compat._arguments import (
     bounds,
@@ -117,11 +118,12 @@ def flash_attn_with_kvcache(
         "max_seqlen_q": max_seqlen_q,
     }
     options = chunked(options, attention_chunk, mask_mod)
-    seqlen_q = q.shape[1] if cu_seqlens_q is None else q.shape[0] if max_seqlen_q is None else max_seqlen_q
+    seqlen_q = _kvcache.longest_q(q, cu_seqlens_q, max_seqlen_q)
     left, right = options["window"] or (None, None)
     local = (left is not None and left < cache.capacity() - 1) or (right is not None and right < seqlen_q - 1)
     local = local or (attention_chunk or 0) > 0
-    rotary = _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, bool(causal) or local, rotary_seqlens)
+    each_query = options["causal"] or local
+    rotary = _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, each_query, rotary_seqlens)
     lengths = cu_seqlens_q, cu_seqlens_k_new
     out, lse = in_words(_NAMES, _kvcache.append_and_attend, cache, q, k, v, rotary, options, *lengths)
     return _results(out, lse, ver) if return_softmax_lse else out
@@ -175,6 +177,7 @@ def flash_attn_varlen_func(
     for name, x in (("q", q), ("k", k), ("v", v)):
         is_tensor(x, name)
     if page_table is not None and cu_seqlens_k is not None:
+        is_tensor(cu_seqlens_k, "cu_seqlens_k")
         seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
         cu_seqlens_k = None
     options = {
@@ -235,7 +238,7 @@ def _results(out, lse, ver):
 def _options(q, softmax_scale, causal, window_size, softcap, num_splits, sinks):
     return {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": flag_of(causal, "causal"),
         "window": bounds(window_size),
         "softcap": cap(0.0 if softcap is None else softcap),
         "num_splits": splits(num_splits),

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 import tandem
 from tandem import _torch_api
-from tandem._tensors import check_out
+from tandem._arrays import integer
+from tandem._tensors import check_layout, check_out, shares_memory
 from tandem.compat._arguments import in_words, is_tensor, places, refuse_8_bit, unit_stride
 
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens", "window": "window_size"}
@@ -50,6 +51,14 @@ class Rotary(NamedTuple):
     seqlens: torch.Tensor | None = None  # (batch) int32: the first new key; None: Cache.seqlens
 
 
+def longest_q(q: torch.Tensor, cu_seqlens_q: torch.Tensor | None, max_seqlen_q: Any) -> int:
+    """Returns the queries of the longest sequence, or a bound on them."""
+    _check_rank(q, cu_seqlens_q)
+    if cu_seqlens_q is None:
+        return q.shape[1]
+    return q.shape[0] if max_seqlen_q is None else integer(max_seqlen_q, "max_seqlen_q")
+
+
 def pages_of(name: str, table: torch.Tensor | None, **refused: torch.Tensor | None) -> Pages | None:
     """Returns the pages of a call. refused: arguments that must be None with pages."""
     if table is None:
@@ -83,8 +92,9 @@ def append_and_attend(
     length. With pages, rows of q after the last sequence are not read; on the CPU they give 0 and -inf.
     """
     refuse_8_bit(q=q, k_cache=cache.k, v_cache=cache.v)
+    _check_rank(q, cu_seqlens_q)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.numel() - 1
-    cache = _with_selected_pages(_checked(cache, q, batch, cu_seqlens_q))
+    cache = _with_selected_pages(_checked(cache, q, batch))
     if (out := options.get("out")) is not None:
         _check_out(out, cache, q, k, v)
         if torch.compiler.is_compiling() or not _torch_api.is_eager(q, cache.k, cache.v):
@@ -101,6 +111,7 @@ def append_and_attend(
     used = cache.seqlens
     if k is not None or v is not None:
         _check_new(cache, k, v, batch, cu_seqlens_k_new)
+        _check_overlaps(cache, {"q": q, "cu_seqlens_q": cu_seqlens_q, **options})
         used = used + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff())
     _check_values(cache, used)
     _check_pages_of_new(cache, k, used)
@@ -125,6 +136,18 @@ def _check_out(out, cache, q, k, v):
     check_out(out, q, cache.v, {"q": q, "k_cache": cache.k, "v_cache": cache.v, "k": k, "v": v}.items())
     if out.stride(-1) != 1:
         raise ValueError(f"out (strides {out.stride()}) must have a contiguous last dimension: allocate such a tensor")
+
+
+def _check_overlaps(cache, read):
+    """Refuses caches over tensors that attention reads after the new keys are in the caches."""
+    if torch.compiler.is_compiling():
+        return
+    for mod in (name for name in ("score_mod", "mask_mod") if read.get(name) is not None):
+        read.update((f"{mod}.{name}", x) for name, x in read[mod].bindings.items())
+    for name, into in (("k_cache", cache.k), ("v_cache", cache.v)):
+        for other, x in read.items():
+            if isinstance(x, torch.Tensor) and shares_memory(into, x):
+                raise ValueError(f"{name}.data overlaps {other}: pass separate memory for {other}")
 
 
 def _with_rest(q, options, attend, rows):
@@ -178,7 +201,7 @@ def _call(cache, q, used, cu_seqlens_q, options):
     If sequences do not fill the cache's rows from their beginning, the cache is read as one packed tensor. Each
     sequence then begins at its first key and has its used length, and sequences are sorted by the cache's rows.
     """
-    longest = options.get("max_seqlen_q")
+    longest = None if cu_seqlens_q is None else options.get("max_seqlen_q")
     options = {name: x for name, x in options.items() if name != "max_seqlen_q"}
     if cache.pages is not None and cache.leftpad is not None:
         cache = _gathered(cache, used)
@@ -217,7 +240,7 @@ def _call(cache, q, used, cu_seqlens_q, options):
         "alibi_slopes": slopes[order] if slopes is not None and slopes.shape[:-1] == (batch,) else slopes,
         "cu_seqlens_q": F.pad(lengths.cumsum(0), (1, 0)).int(),
         "cu_seqlens_k": F.pad(begin - first, (0, 1), value=k.shape[0]).int(),
-        "max_seqlen_q": int(lengths.max()),
+        "max_seqlen_q": longest or int(lengths.max()),
         "max_seqlen_k": k.shape[0],
         "seqused_k": (used - leftpad)[order],
     }
@@ -289,6 +312,9 @@ def _rotary_tables(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         if x is not None:
             is_tensor(x, name)
+            _check_device(name, x, q)
+            if not x.is_floating_point():
+                raise ValueError(f"{name} ({x.dtype}) must be floating-point: convert it")
     if cos is None or sin is None or cos.dim() != 2 or cos.shape != sin.shape or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
             "rotary_cos and rotary_sin must both be (places, rotary_dim / 2), with rotary_dim at most head_dim "
@@ -297,7 +323,7 @@ def _rotary_tables(rotary, cache, q, k, cu_seqlens_q, cu_seqlens_k_new):
     if k is None:
         raise ValueError("rotary_cos must not be given without k, because it rotates new keys: pass k and v as well")
     if rotary.seqlens is not None:
-        _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel())
+        _check_index("rotary_seqlens", rotary.seqlens, cache.seqlens.numel(), q)
     start = cache.seqlens if rotary.seqlens is None else rotary.seqlens
     if not start.is_cuda:
         _check_positions(start, cos, ((q, cu_seqlens_q, rotary.each_query), (k, cu_seqlens_k_new, True)))
@@ -324,14 +350,20 @@ def _check_positions(start, cos, rows):
             )
 
 
-def _checked(cache, q, batch, cu_seqlens_q):
-    """Returns cache, with its lengths as a tensor."""
-    k, v = cache.k, cache.v
+def _check_rank(q, cu_seqlens_q):
+    if cu_seqlens_q is not None:
+        is_tensor(cu_seqlens_q, "cu_seqlens_q")
+    check_layout(q, "q")
     if q.dim() != (4 if cu_seqlens_q is None else 3):
         raise ValueError(
             f"q (shape {tuple(q.shape)}) must be (batch, seqlen, heads, head_dim), or (total, heads, head_dim) with "
             "cu_seqlens_q: reshape it"
         )
+
+
+def _checked(cache, q, batch):
+    """Returns cache, with its lengths as a tensor."""
+    k, v = cache.k, cache.v
     if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
         raise ValueError(
             f"k_cache and v_cache (shapes {tuple(k.shape)} and {tuple(v.shape)}) must be (batch, seqlen, heads_k, "
@@ -364,20 +396,34 @@ def _checked(cache, q, batch, cu_seqlens_q):
         ("cache_leftpad", cache.leftpad),
     ):
         if x is not None:
-            _check_index(name, x, batch)
+            _check_index(name, x, batch, q)
+    if cache.pages is not None:
+        table, name = cache.pages
+        _check_device(name, table, q)
+        if cache.batch_idx is None and table.shape[0] != batch:
+            raise ValueError(
+                f"{name} ({table.shape[0]} rows) must have a row for each of the {batch} sequences, or "
+                "cache_batch_idx: pass one row of pages per sequence"
+            )
     return cache._replace(seqlens=seqlens)
 
 
-def _check_index(name, x, length):
+def _check_device(name, x, q):
+    if x.device != q.device:
+        raise ValueError(f"{name} (on {x.device}) must be on q's device ({q.device}): move it there")
+
+
+def _check_index(name, x, length, q):
     is_tensor(x, name)
     if x.dtype != torch.int32 or tuple(x.shape) != (length,):
         raise ValueError(f"{name} ({x.dtype}, shape {tuple(x.shape)}) must be int32, of shape ({length},): convert it")
+    _check_device(name, x, q)
 
 
 def _check_cu_seqlens(name, cu_seqlens, x, batch, may_have_rest=False):
     if cu_seqlens is None:
         return
-    _check_index(name, cu_seqlens, batch + 1)
+    _check_index(name, cu_seqlens, batch + 1, x)
     if cu_seqlens.is_cuda:
         return
     end = int(cu_seqlens[-1])
@@ -392,8 +438,15 @@ def _check_cu_seqlens(name, cu_seqlens, x, batch, may_have_rest=False):
 def _check_new(cache, k, v, batch, cu_seqlens_k_new):
     if k is None or v is None:
         raise ValueError("k and v must be given together, because both are appended to the cache: pass both or neither")
-    is_tensor(k, "k")
-    is_tensor(v, "v")
+    rank = 4 if cu_seqlens_k_new is None else 3
+    for name, x in (("k", k), ("v", v)):
+        is_tensor(x, name)
+        if x.dim() != rank:
+            raise ValueError(
+                f"{name} (shape {tuple(x.shape)}) must be (batch, seqlen_new, heads_k, head_dim), or (total_new, "
+                "heads_k, head_dim) with cu_seqlens_k_new: reshape it"
+            )
+        _check_device(name, x, cache.k)
     _check_cu_seqlens("cu_seqlens_k_new", cu_seqlens_k_new, k, batch)
     lead = (batch, k.shape[1]) if cu_seqlens_k_new is None else (k.shape[0],)
     for name, x, into in (("k", k, cache.k), ("v", v, cache.v)):

@@ -25,6 +25,7 @@ import math
 import torch
 
 import tandem
+from tandem._binding import flag_of
 from tandem.compat._arguments import (
     Refused,
     bounds,
@@ -251,7 +252,7 @@ def flash_attn_with_kvcache(
         q,
         k,
         v,
-        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, each_query=bool(causal) or local),
+        _kvcache.Rotary(rotary_cos, rotary_sin, rotary_interleaved, each_query=flag_of(causal, "causal") or local),
         options,
     )
     return (out, _lse(lse)) if return_softmax_lse else out

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 import tandem
+from tandem._arrays import integer
+from tandem._binding import flag_of
 from tandem.compat import fa4
 from tandem.compat._arguments import (
     bounds,
@@ -18,6 +20,7 @@ from tandem.compat._arguments import (
     in_words,
     is_tensor,
     no_metadata,
+    pack_keys,
     refuse_8_bit,
     refuse_given,
     sink_for,
@@ -104,7 +107,7 @@ def flash_attn_varlen_func(
     q, k, v = unit_stride(q, "q"), unit_stride(k, "k"), unit_stride(v, "v")
     options = {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": flag_of(causal, "causal"),
         "window": None if window_size is None else bounds(window_size),
         "softcap": cap(softcap),
         "alibi_slopes": alibi_slopes,
@@ -120,8 +123,7 @@ def flash_attn_varlen_func(
     if block_table is not None:
         cu_seqlens_k = None  # pages are not packed: seqused_k has the lengths
     elif cu_seqlens_k is None:
-        max_seqlen_k = k.shape[1]
-        (k, cu_seqlens_k), v = _packed(k), v.flatten(0, 1)
+        k, v, cu_seqlens_k, max_seqlen_k = pack_keys(k, v)
     options.update(page_table=block_table, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k)
     modes = {"mask_mod": mask_mod, "dynamic_causal": dynamic_causal, "cp_world_size": cp_world_size}
     _add_masks(options, q, modes, aux_tensors, cp_rank, cp_tot_seqused_k)
@@ -155,6 +157,10 @@ def reshape_and_cache_flash(
     if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         raise tandem.Unsupported(f'kv_cache_dtype ("{kv_cache_dtype}") is not served: pass "auto" and a 16-bit cache')
     caches = key_cache, value_cache
+    if kv_cache_dtype != "auto" and key_cache.dtype != getattr(torch, kv_cache_dtype):
+        raise ValueError(
+            f'kv_cache_dtype ("{kv_cache_dtype}") must be "auto" or key_cache\'s type ({key_cache.dtype}): pass "auto"'
+        )
     new = unit_stride(key, "key"), unit_stride(value, "value")
     is_tensor(slot_mapping, "slot_mapping")
     in_words(_CACHE_NAMES, tandem.append_kv, *new, *caches, slot_mapping=slot_mapping.flatten())
@@ -236,7 +242,7 @@ def compile_flash_attn_varlen_func_from_specs(
 
     options = {
         "softmax_scale": softmax_scale,
-        "causal": bool(causal),
+        "causal": flag_of(causal, "causal"),
         "window": None if window_size is None else bounds(window_size),
         "softcap": cap(softcap or 0.0),
         "dropout_p": dropout_p,
@@ -256,21 +262,17 @@ def compile_flash_attn_varlen_func_from_specs(
         in_words(_NAMES, tandem.prepare, "forward", *tensors, **options)
 
 
-def _packed(x):
-    """Returns x (batch, seqlen, ...) as one packed tensor, and the beginnings and ends of its sequences."""
-    batch, seqlen = x.shape[:2]
-    return x.flatten(0, 1), seqlen * torch.arange(batch + 1, dtype=torch.int32, device=x.device)
-
-
 def _add_masks(options, q, modes, aux_tensors, cp_rank, cp_tot_seqused_k):
     """Adds the mask_mod of mask_mod, dynamic_causal or cp_world_size to options."""
-    used = [name for name, x in modes.items() if x is not None and (name != "cp_world_size" or x > 1)]
+    ranks = 1 if modes["cp_world_size"] is None else integer(modes["cp_world_size"], "cp_world_size")
+    used = [name for name, x in modes.items() if x is not None and (name != "cp_world_size" or ranks > 1)]
     if len(used) > 1:
         raise tandem.Unsupported(f"{' with '.join(used)} is not served: pass one of these arguments")
     if "mask_mod" in used:
         lengths = options["cu_seqlens_q"], options["cu_seqlens_k"]
         options.update(fa4._mods(q, None, modes["mask_mod"], aux_tensors, None, 0.0, *lengths))
     elif "dynamic_causal" in used:
+        _check_per_sequence("dynamic_causal", modes["dynamic_causal"], options["cu_seqlens_q"])
         text = "every[batch] == 0 or k <= q + seqlen_k - seqlen_q"
         options.update(causal=False, mask_mod=tandem.Mod(text, every=modes["dynamic_causal"]))
     elif used:
@@ -279,9 +281,20 @@ def _add_masks(options, q, modes, aux_tensors, cp_rank, cp_tot_seqused_k):
         if options["causal"]:
             if cp_tot_seqused_k is None:
                 raise ValueError("cp_tot_seqused_k (None) must be given with cp_world_size: pass (batch) int32 lengths")
+            _check_per_sequence("cp_tot_seqused_k", cp_tot_seqused_k, options["cu_seqlens_q"])
+            if not 0 <= (rank := integer(cp_rank, "cp_rank")) < ranks:
+                raise ValueError(f"cp_rank ({rank}) must be 0 to {ranks - 1}, with cp_world_size {ranks}: correct it")
             text = "k * ranks + rank <= q + total[batch] - seqlen_q"
-            mod = tandem.Mod(text, ranks=int(modes["cp_world_size"]), rank=int(cp_rank), total=cp_tot_seqused_k)
+            mod = tandem.Mod(text, ranks=ranks, rank=rank, total=cp_tot_seqused_k)
             options.update(causal=False, mask_mod=mod)
+
+
+def _check_per_sequence(name, x, cu_seqlens_q):
+    is_tensor(x, name)
+    if tuple(x.shape) != (cu_seqlens_q.numel() - 1,):
+        raise ValueError(
+            f"{name} (shape {tuple(x.shape)}) must be (batch), here ({cu_seqlens_q.numel() - 1}): reshape it"
+        )
 
 
 def _batch_invariant() -> bool:
@@ -289,7 +302,7 @@ def _batch_invariant() -> bool:
 
 
 def _check_version(fa_version: Any) -> None:
-    if fa_version not in (2, 3, 4):
+    if not isinstance(fa_version, int) or fa_version not in (2, 3, 4):
         raise ValueError(f"fa_version ({fa_version!r}) must be 2, 3 or 4: pass one of them")
 
 

@@ -47,14 +47,14 @@ def shown(value: Any) -> str:
 
 def integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
     """Returns a whole number that a field of this width in C can represent. otherwise: what else the rule allows."""
-    rule = f"{name} ({shown(value)}) must be an integer of at most {bits} bits{otherwise}: pass one"
+    error: Any = ValueError
     try:
         number = operator.index(value)
+        if -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+            return number
     except TypeError:
-        raise TypeError(rule) from None
-    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError(rule)
-    return number
+        error = TypeError
+    raise error(f"{name} ({shown(value)}) must be an integer of at most {bits} bits{otherwise}: pass one")
 
 
 def _refuse_negation(x: Any, name: str) -> None:

@@ -32,7 +32,7 @@ def cascade(call_args: CallArgs, groups: dict[str, Any], max_rows_group: int) ->
     for name, x in (*call_args.items(), *groups.items()):
         if name in _GROUPS or (name in _INPUTS and (x is not None or name != "sink")):
             check_tensor(x, name)
-        refuse_gradient(x, name, "call under torch.no_grad()")
+            refuse_gradient(x, name, "call under torch.no_grad()")
     refuse_tangents((*call_args.values(), *groups.values()))
     if needs_padding(call_args["q"], call_args["v"]) and call_args["q"].shape[-1] == call_args["k"].shape[-1]:
         return padded_attention(lambda padded, _: cascade(padded, groups, max_rows_group), call_args, True)

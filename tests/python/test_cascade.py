@@ -89,6 +89,9 @@ def test_compiled_and_under_autocast(random):
     want = tandem.cascade_attention(**p)
     compiled = torch.compile(lambda: tandem.cascade_attention(**p), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(), want)
+    dynamic = torch.compile(tandem.cascade_attention, fullgraph=True, backend="aot_eager", dynamic=True)
+    for bound in (None, 5, 8):
+        assert torch.equal(dynamic(**p, max_seqlen_q=bound, max_rows_group=bound), want)
     with torch.autocast("cpu", torch.bfloat16):
         low = tandem.cascade_attention(**p)
     assert low.dtype == torch.bfloat16

@@ -285,6 +285,9 @@ def test_pages_of_flash_attention_2(random):
     out = fa2.flash_attn_varlen_func(q, pages, pages, int32(0, 2, 4), int32(0, 8, 13), 2, 8, block_table=table)
     keys = torch.cat([pages[2], pages[0, :5]])
     assert torch.equal(out, fa2.flash_attn_varlen_func(q, keys, keys, int32(0, 2, 4), int32(0, 8, 13), 2, 8))
+    for lengths in (None, [0, 8, 13], int32(0, 8, 13)[None]):
+        with pytest.raises((TypeError, ValueError), match="^cu_seqlens_k .* must be"):
+            fa2.flash_attn_varlen_func(q, pages, pages, int32(0, 2, 4), lengths, 2, 8, block_table=table)
 
 
 def test_gradients_through_pages_are_refused_when_they_are_computed(random):

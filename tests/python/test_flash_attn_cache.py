@@ -296,6 +296,21 @@ def test_caches_over_tensors_that_attention_reads_are_refused(random, name):
     fa2.flash_attn_with_kvcache(k_cache=k_cache, v_cache=v_cache, cache_seqlens=3, **arguments)
 
 
+def test_refusals_of_the_operator_have_its_names(random):
+    arguments = random(2, 3, HEADS, DIM), *caches(random, "places first"), random(2, 3, HEADS_K, DIM)
+    before = arguments[1].clone()
+    for name, error, options in (
+        ("seqused_k", ValueError, {"seqused_k": int32(3, PLACES)}),
+        ("kv_batch_idx", ValueError, {"seqused_k": int32(3, 4), "kv_batch_idx": int32(0, ROWS)}),
+        ("leftpad_k", ValueError, {"seqused_k": int32(3, 4), "leftpad_k": int32(0, 5)}),
+    ):
+        with pytest.raises(error, match=f"^{name} "):
+            torch.ops.flash_attn_3.fwd(*arguments, arguments[3].clone(), **options)
+    with pytest.raises(ValueError, match="^k_new and v_new must be given together"):
+        torch.ops.flash_attn_3.fwd(*arguments)
+    assert torch.equal(arguments[1], before)
+
+
 def test_rotation_needs_new_keys(random):
     k_cache, v_cache = caches(random, "places first")
     tables = {"rotary_cos": random(PLACES, 4), "rotary_sin": random(PLACES, 4)}

@@ -10,6 +10,7 @@ import torch
 
 import tandem
 from tandem._arrays import integer
+from tandem._binding import flag_of
 from tandem._errors import renamed
 
 
@@ -31,6 +32,7 @@ def is_tensor(x: Any, name: str) -> None:
 
 
 def type_name(x: Any) -> str:
+    """Returns the name of x's type, for a message."""
     return type(x).__name__
 
 
@@ -87,7 +89,7 @@ def is_deterministic(deterministic: bool) -> bool:
     asked = os.environ.get("FLASH_ATTENTION_DETERMINISTIC", "0")
     if asked not in ("0", "1", ""):
         raise ValueError(f"FLASH_ATTENTION_DETERMINISTIC ({asked!r}) must be 0 or 1, or not set: set it to 0 or 1")
-    return deterministic or asked == "1"
+    return flag_of(deterministic, "deterministic") or asked == "1"
 
 
 def pair(window_size: Any) -> tuple[Any, Any]:
@@ -147,6 +149,14 @@ def cap(softcap: Any) -> Any:
 def splits(num_splits: Any) -> Any:
     """Converts num_splits: a number below 1 leaves the choice to the plan."""
     return None if isinstance(num_splits, int) and num_splits < 1 else num_splits
+
+
+def lengths_of(cu_seqlens: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns the lengths of the sequences that cu_seqlens bounds."""
+    is_tensor(cu_seqlens, name)
+    if cu_seqlens.dim() != 1:
+        raise ValueError(f"{name} (shape {tuple(cu_seqlens.shape)}) must be (batch + 1): reshape it")
+    return cu_seqlens.diff()
 
 
 def pack(x: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -13,7 +13,7 @@ import torch
 import tandem
 from tandem._tensors import check_out
 from tandem.compat import fa3
-from tandem.compat._arguments import refuse_given, type_name
+from tandem.compat._arguments import in_words, refuse_given, type_name
 
 _LENGTHS = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
 _WINDOW = "bool is_causal=False, int window_size_left=-1, int window_size_right=-1, "
@@ -39,6 +39,18 @@ _SCHEMAS = (
     f"{_WINDOW}int attention_chunk=0, bool has_softcap=False, int num_splits=0, bool? pack_gqa=None, "
     "int sm_margin=0) -> Tensor",
 )
+# The names of fa3.flash_attn_with_kvcache's arguments in the operator.
+_NAMES = {
+    "k": "k_new",
+    "v": "v_new",
+    "k_cache": "k",
+    "v_cache": "v",
+    "cache_seqlens": "seqused_k",
+    "cache_batch_idx": "kv_batch_idx",
+    "cache_leftpad": "leftpad_k",
+    "rotary_seqlens": "seqlens_rotary",
+    "qv": "q_v",
+}
 _WAYS_OUT = dict.fromkeys(
     ("cu_seqlens_k", "seqused_q"), "omit it where the call appends keys, reads pages, or names rows of a cache"
 )
@@ -97,12 +109,11 @@ def _fwd(
     of_cache = (k_new, v_new, page_table, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin)
     if any(x is not None for x in of_cache) or (cu_seqlens_q is not None and cu_seqlens_k is None):
         refuse_given(_WAYS_OUT, {"cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q}, type_name)
-        result, lse, *parts = fa3.flash_attn_with_kvcache(
-            q,
-            k,
-            v,
-            k_new,
-            v_new,
+        tensors = q, k, v, k_new, v_new
+        result, lse, *parts = in_words(
+            _NAMES,
+            fa3.flash_attn_with_kvcache,
+            *tensors,
             rotary_cos=rotary_cos,
             rotary_sin=rotary_sin,
             cache_seqlens=seqused_k,

@@ -34,6 +34,7 @@ from tandem._trace import Symbol, lengths, trace
 from tandem.compat._arguments import (
     in_words,
     is_tensor,
+    lengths_of,
     pack,
     pack_keys,
     pair,
@@ -227,11 +228,11 @@ def get_scheduler_metadata(
     """
     if cu_seqlens_q is None and seqused_q is None:
         return SchedulerMetadata()
-    name, lengths = ("cu_seqlens_q", cu_seqlens_q) if seqused_q is None else ("seqused_q", seqused_q)
-    is_tensor(lengths, name)
+    if seqused_q is not None:
+        is_tensor(seqused_q, "seqused_q")
     if nheads_kv < 1:
         raise ValueError(f"nheads_kv ({nheads_kv}) must be at least 1: pass the heads of k")
-    lengths = lengths.diff() if seqused_q is None else lengths
+    lengths = lengths_of(cu_seqlens_q, "cu_seqlens_q") if seqused_q is None else seqused_q
     rows = lengths * (nheads // nheads_kv if pack_gqa is None or pack_gqa else 1)
     tiles = (rows + _TILE_ROWS - 1) // _TILE_ROWS
     return SchedulerMetadata(cu_total_m_blocks=torch.nn.functional.pad(tiles.cumsum(0), (1, 0)).int())

@@ -27,6 +27,7 @@ from tandem.compat._arguments import (
     chunked,
     in_words,
     is_tensor,
+    lengths_of,
     no_metadata,
     refuse_given,
     refuse_scales,
@@ -177,8 +178,7 @@ def flash_attn_varlen_func(
     for name, x in (("q", q), ("k", k), ("v", v)):
         is_tensor(x, name)
     if page_table is not None and cu_seqlens_k is not None:
-        is_tensor(cu_seqlens_k, "cu_seqlens_k")
-        seqused_k = cu_seqlens_k.diff() if seqused_k is None else seqused_k
+        seqused_k = lengths_of(cu_seqlens_k, "cu_seqlens_k") if seqused_k is None else seqused_k
         cu_seqlens_k = None
     options = {
         **_options(q, softmax_scale, causal, window_size, softcap, num_splits, sinks),

@@ -33,6 +33,7 @@ from tandem.compat._arguments import (
     in_words,
     is_deterministic,
     is_tensor,
+    lengths_of,
     places,
     splits,
     unit_stride,
@@ -100,7 +101,7 @@ def flash_attn_varlen_func(
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k)
     else:  # pages are not packed: cu_seqlens_k only gives lengths
-        options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k))
+        options.update(page_table=block_table, seqused_k=lengths_of(cu_seqlens_k, "cu_seqlens_k"))
         if return_attn_probs and dropout_p:
             raise tandem.Unsupported("block_table must be None with S_dmask: omit return_attn_probs or dropout_p")
     return _attend(q, k, v, options, return_attn_probs)
@@ -458,7 +459,10 @@ def _flash_attn_varlen_forward(
     if block_table is None:
         options.update(cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k)
     else:
-        options.update(page_table=block_table, seqused_k=torch.diff(cu_seqlens_k) if seqused_k is None else seqused_k)
+        options.update(
+            page_table=block_table,
+            seqused_k=lengths_of(cu_seqlens_k, "cu_seqlens_k") if seqused_k is None else seqused_k,
+        )
     return _low_level(q, k, v, options, return_softmax)
 
 

@@ -86,10 +86,10 @@ void random_results(Random& r, Case& c);
 void random_mods(Random& r, Case& c);
 
 // A random case for GPUs: forward only, 16-bit types, head dims up to 256 in multiples of 8, mostly aligned. Lengths
-// are near the edges of tiles and up to 2000.
-Case random_gpu_case(uint64_t seed);
+// are near the edges of tiles and up to 2000. draw: the number of a further draw of lengths, 0 for the first.
+Case random_gpu_case(uint64_t seed, uint64_t draw = 0);
 
 // A smaller random case for GPUs with gradients and dropout.
-Case random_gpu_backward_case(uint64_t seed);
+Case random_gpu_backward_case(uint64_t seed, uint64_t draw = 0);
 
 }  // namespace tandem::test

@@ -20,16 +20,17 @@ namespace {
 constexpr const char* kUsage =
     "tandem_fuzz [--device cpu|oracle|cuda|cuda:N|vgpu:MODEL] [--cases cpu|gpu|backward] [--seed S] [--count N] "
     "[--seconds T]\n"
-    "            [--threads N] [--schedules N] [--passes both|backward] [--case 'FLAGS'] [--verbose]\n"
+    "            [--lengths N] [--threads N] [--schedules N] [--passes both|backward] [--case 'FLAGS'] [--verbose]\n"
     "  Runs N random problems from seed S on, for T seconds at most, or one problem given by its flags. A GPU runs\n"
     "  GPU cases, which all cores check; a virtual one runs each under N schedules. Stops at the 20th failure.\n"
+    "  --lengths: N GPU cases in turn differ only in lengths and share kernels, which take seconds to compile (1).\n"
     "  --passes backward: only gradients, of problems that have them; the reference computes the forward.\n";
 
 constexpr uint64_t kMaxFailures = 20;  // a failed GPU may fail every later call
 
 struct Options {
   std::string device = "cpu", cases, flags;
-  uint64_t seed = 1, count = 1000, threads = 0;
+  uint64_t seed = 1, count = 1000, lengths = 1, threads = 0;
   int schedules = 1;
   double seconds = 1e9;
   tandem::test::Passes passes = tandem::test::Passes::both;
@@ -58,6 +59,9 @@ Options read_options(int argc, char** argv) {
       o.seed = std::stoull(value);
     } else if (flag == "--count") {
       o.count = std::stoull(value);
+    } else if (flag == "--lengths") {
+      o.lengths = std::stoull(value);
+      if (o.lengths == 0) throw std::invalid_argument("--lengths must be at least 1");
     } else if (flag == "--threads") {
       o.threads = std::stoull(value);
     } else if (flag == "--schedules") {
@@ -101,9 +105,10 @@ class Fuzzer {
     using namespace tandem::test;
     for (uint64_t n = next_++; n < o_.count && elapsed() < o_.seconds && failures_ < kMaxFailures; n = next_++) {
       const uint64_t seed = o_.seed + n;
+      const uint64_t first = seed / o_.lengths, lengths = seed % o_.lengths;
       const Case c = !o_.flags.empty()        ? from_flags(o_.flags)
-                     : o_.cases == "gpu"      ? random_gpu_case(seed)
-                     : o_.cases == "backward" ? random_gpu_backward_case(seed)
+                     : o_.cases == "gpu"      ? random_gpu_case(first, lengths)
+                     : o_.cases == "backward" ? random_gpu_backward_case(first, lengths)
                                               : random_case(seed);
       if (o_.verbose) say(to_flags(c));
       check(seed, run_case(c, engine_.run, engine_.supports, nullptr, engine_.flags, o_.passes));

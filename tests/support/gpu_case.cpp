@@ -55,7 +55,6 @@ int64_t work(const Case& c) {
 }
 
 void random_lengths(Random& r, Case& c) {
-  c.packed = r.chance(0.35);
   c.batch = r.chance(0.02) ? 0 : r.between(1, 3);
   c.seqlen_q = r.chance(0.1) ? r.between(1, 8) : random_length(r);
   c.seqlen_k = r.chance(0.5) ? c.seqlen_q : random_length(r);
@@ -89,12 +88,21 @@ void limit_work(Random& r, Case& c) {
   }
 }
 
-void random_used(Random& r, Case& c) {
-  const bool use_q = r.chance(0.15), use_k = r.chance(0.2);
+void random_used(Random& r, Case& c, bool use_q, bool use_k) {
   for (int64_t b = 0; b < c.sequences(); ++b) {
     if (use_q) c.used_q.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_q(b)));
     if (use_k) c.used_k.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_k(b)));
   }
+}
+
+// Draws other lengths. Cases that differ only in lengths share most kernels.
+void redraw_lengths(Random& r, Case& c) {
+  const bool use_q = !c.used_q.empty(), use_k = !c.used_k.empty();
+  for (std::vector<int64_t>* list : {&c.lengths_q, &c.lengths_k, &c.used_q, &c.used_k}) list->clear();
+  random_lengths(r, c);
+  limit_work(r, c);
+  random_used(r, c, use_q, use_k);
+  if (!c.diagonals.empty()) c.diagonals.resize(static_cast<size_t>(c.sequences()), r.between(-100, 100));
 }
 
 int64_t random_bound(Random& r) {
@@ -139,7 +147,7 @@ void random_blocks(Random& r, Case& c) {
   }
 }
 
-Case forward_case(uint64_t seed) {
+Case forward_case(uint64_t seed, uint64_t draw) {
   Random r(seed);
   Case c;
   c.seed = static_cast<int64_t>(seed & 0xffffffff);
@@ -147,9 +155,11 @@ Case forward_case(uint64_t seed) {
   c.gradients.clear();
   c.align = r.chance(0.97) ? 8 : 1;
   random_heads(r, c);
+  c.packed = r.chance(0.35);
   random_lengths(r, c);
   limit_work(r, c);
-  random_used(r, c);
+  const bool use_q = r.chance(0.15), use_k = r.chance(0.2);
+  random_used(r, c, use_q, use_k);
   random_mask(r, c);
   random_terms(r, c);
   c.lse = !r.chance(0.1);
@@ -164,6 +174,11 @@ Case forward_case(uint64_t seed) {
   random_blocks(r, c);
   c.max_scores = r.chance(0.15);
   if (r.chance(0.15) && c.blocks.empty() && !c.invariant) c.splits = r.between(2, 6);
+  if (draw > 0) {
+    Random other(seed + (draw << 42));
+    c.seed = other.between(0, 0xffffffff);
+    redraw_lengths(other, c);
+  }
   return c;
 }
 
@@ -183,8 +198,8 @@ void random_pages(Random& r, Case& c) {
 
 }  // namespace
 
-Case random_gpu_case(uint64_t seed) {
-  Case c = forward_case(seed);
+Case random_gpu_case(uint64_t seed, uint64_t draw) {
+  Case c = forward_case(seed, draw);
   Random r(seed + (uint64_t{1} << 41));
   random_pages(r, c);
   return c;
@@ -192,8 +207,8 @@ Case random_gpu_case(uint64_t seed) {
 
 // A forward case with gradients and their options. Standard attention runs several times per check, so the problems are
 // smaller.
-Case random_gpu_backward_case(uint64_t seed) {
-  Case c = forward_case(seed);
+Case random_gpu_backward_case(uint64_t seed, uint64_t draw) {
+  Case c = forward_case(seed, draw);
   Random r(seed + (uint64_t{1} << 40));
   while (work(c) > 12'000'000 && c.sequences() > 0) {
     if (c.packed) {

@@ -102,7 +102,7 @@ random() { # <name> <cases>
   local all=${FUZZ:-2000} each=500 first
   for ((first = 1; first <= all; first += each)); do
     [ $((first + each)) -le $((all + 1)) ] || each=$((all - first + 1))
-    step "$1-$first" ' problems, |NOT RUN' "$fuzz" --device cuda --cases "$2" --seed "$first" --count "$each"
+    step "$1-$first" ' problems, |NOT RUN' "$fuzz" --device cuda --lengths 8 --cases "$2" --seed "$first" --count "$each"
   done
 }
 

@@ -249,7 +249,12 @@ def test_refusals_of_flash_attention_4(random, name):
 
 def test_arguments_of_other_kinds_are_refused(random):
     q, k = random(1, 3, 2, 8), random(1, 4, 2, 8)
-    for name, value in (("causal", "no"), ("score_mod", 3), ("mask_mod", "k <= q"), ("aux_tensors", torch.ones(3))):
+    for name, value in (
+        ("causal", torch.ones(2)),
+        ("score_mod", 3),
+        ("mask_mod", "k <= q"),
+        ("aux_tensors", torch.ones(3)),
+    ):
         mod = {"mask_mod": lambda b, h, q_idx, kv_idx, seqlen_info, aux_tensors: kv_idx <= q_idx}
         with pytest.raises(TypeError, match=f"^{name} .* must be"):
             fa4.flash_attn_func(q, k, k, **(mod | {name: value}))

@@ -29,7 +29,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 import tandem
-from tandem._binding import flag_of
+from tandem._binding import check_mask
 from tandem._trace import Symbol, lengths, trace
 from tandem.compat._arguments import (
     in_words,
@@ -279,7 +279,8 @@ def _longest(x, cu_seqlens, max_seqlen):
 
 def _options(softmax_scale, causal, window_size, learnable_sink, softcap, num_splits, deterministic):
     left, right = pair(window_size)
-    if flag_of(causal, "causal"):
+    check_mask(causal, "bottom_right")
+    if causal:
         right = 0
     if left is not None and right is not None and left + right < 0:
         left = right = None

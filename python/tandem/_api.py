@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tandem import _arrays, _score_mod
+from tandem._arrays import flag_of
 from tandem._binding import (
     BACKWARD,
     FORWARD,
@@ -19,7 +20,6 @@ from tandem._binding import (
     check_mask,
     check_parts,
     diagonal_of,
-    flag_of,
     is_float32,
     number_of,
     seed_of,

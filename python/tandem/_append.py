@@ -8,8 +8,8 @@ import numpy as np
 
 from tandem import _arrays
 from tandem._api import use_torch
+from tandem._arrays import flag_of
 from tandem._binding import append_kv as append_to
-from tandem._binding import flag_of
 
 
 def append_kv(

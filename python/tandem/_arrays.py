@@ -45,6 +45,16 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
 
 
+def flag_of(x: Any, name: str) -> bool:
+    """Returns a flag that may be a scalar of any library; None is False."""
+    try:
+        if isinstance(x, (str, bytes)):
+            raise TypeError
+        return x if x is True or x is False else bool(x)
+    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
+        raise TypeError(f"{name} ({shown(x)}) must be True or False: pass one of them") from None
+
+
 def integer(value: Any, name: str, bits: int = 64, otherwise: str = "") -> int:
     """Returns a whole number that a field of this width in C can represent. otherwise: what else the rule allows."""
     error: Any = ValueError

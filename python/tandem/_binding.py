@@ -234,28 +234,15 @@ def _check_seed(described: tuple[Any, ...]) -> None:
 
 def check_mask(causal: Any, alignment: Any) -> None:
     """Raises ValueError if an option has a value that tandem.attention does not have."""
-    try:
-        is_flag = not isinstance(causal, str) and bool(causal) in (True, False)
-    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
-        raise TypeError(f"causal ({type(causal).__name__}) must be True or False: pass one of them") from None
-    if not is_flag:
+    if isinstance(causal, str):
         remedy = f"pass alignment={causal!r}" if causal in ("bottom_right", "top_left") else "pass one of them"
         raise ValueError(f"causal ({causal!r}) must be True or False: {remedy}")
+    _arrays.flag_of(causal, "causal")
     if alignment not in ("bottom_right", "top_left"):
         raise ValueError(
             f"alignment ({alignment!r}) must be 'bottom_right' (the last query matches the last key) or 'top_left' "
             "(the first query matches the first key): pass one of them"
         )
-
-
-def flag_of(x: Any, name: str) -> bool:
-    """Returns a flag that may be a scalar of any library; None is False."""
-    try:
-        if isinstance(x, (str, bytes)):
-            raise TypeError
-        return x if x is True or x is False else bool(x)
-    except (RuntimeError, TypeError, ValueError):  # an array with several values, or with no value
-        raise TypeError(f"{name} ({_arrays.shown(x)}) must be True or False: pass one of them") from None
 
 
 def diagonal_of(diagonal_offset: Any, alignment: str) -> CallArgs:

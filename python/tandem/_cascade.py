@@ -6,7 +6,8 @@ from typing import Any
 
 from tandem import _arrays
 from tandem._api import use_torch
-from tandem._binding import cascade, check_mask, flag_of, number_of
+from tandem._arrays import flag_of
+from tandem._binding import cascade, check_mask, number_of
 
 
 def cascade_attention(

@@ -235,15 +235,6 @@ def _real(value: Any, name: str) -> float:
         raise kind(f"{name} ({_arrays.shown(value)}) must be a number: convert it") from None
 
 
-def _flag(value: Any, name: str) -> bool:
-    try:
-        if isinstance(value, str):
-            raise TypeError
-        return bool(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} ({_arrays.shown(value)}) must be True or False: pass one of them") from None
-
-
 def _set_window(args: _Args, window: tuple[Any, Any]) -> None:
     for index, (bound, bit, name) in enumerate(
         zip(window, (_WINDOW_LEFT, _WINDOW_RIGHT), ("window_left", "window_right"))
@@ -295,7 +286,7 @@ _READERS: dict[str, Any] = {
     "Scale": _scale,
     "Real": _real,
     "Count": _count,
-    "Flag": _flag,
+    "Flag": _arrays.flag_of,
     "Alignment": _alignment,
 }
 

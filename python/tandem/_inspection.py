@@ -6,6 +6,7 @@ from typing import Any
 
 from tandem import _arrays, _score_mod
 from tandem._api import attend, attention, use_torch
+from tandem._arrays import flag_of
 from tandem._binding import (
     BACKWARD,
     CHECK_DATA,
@@ -17,7 +18,6 @@ from tandem._binding import (
     call,
     check_mask,
     diagonal_of,
-    flag_of,
     is_float32,
     number_of,
     seed_of,

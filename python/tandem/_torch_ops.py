@@ -336,9 +336,7 @@ def _forward_autograd(keyset: Any, *inputs: Any, **options: Any) -> tuple[Tensor
     captured = captured_of(inputs)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*differentiable, *captured):
         _refuse_transforms()
-        if (
-            inputs[0] is not None and inputs[0].is_cuda and type(inputs[0]) in PLAIN
-        ):  # C code cannot read a fake tensor's shapes
+        if type(inputs[0]) in PLAIN and inputs[0].is_cuda:  # C code cannot read a fake tensor's shapes
             call_args = from_op_args(inputs, options)
             call_args["out"], call_args["lse"] = outputs_of(call_args)
             _gradients.refuse_early(call_args)

@@ -19,6 +19,9 @@ bool nothing_to_write(const Problem& p) {
   return (!p.dq || no_queries) && ((!p.dk && !p.dv) || no_keys) && !p.dbias && !p.dsink && !captured;
 }
 
+// Uses an engine for nothing but its check.
+Status use_nothing(Engine&, const Problem&) { return {}; }
+
 // Executes no call: use(engine, problem) if the problem is valid, supported, and has an output.
 template <class Use>
 tandem_status inspect(tandem_context* handle, const tandem_pass& pass, const tandem_attention_args* args, Use&& use,
@@ -98,12 +101,11 @@ const char* tandem_status_name(int32_t status) {
 }
 
 tandem_status tandem_check(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
-  return tandem::inspect(context, pass, args, [](tandem::Engine&, const tandem::Problem&) { return tandem::Status{}; });
+  return tandem::inspect(context, pass, args, tandem::use_nothing);
 }
 
 tandem_status tandem_check_data(tandem_context* context, tandem_pass pass, const tandem_attention_args* args) {
-  const auto nothing = [](tandem::Engine&, const tandem::Problem&) { return tandem::Status{}; };
-  return tandem::inspect(context, pass, args, nothing, true);
+  return tandem::inspect(context, pass, args, tandem::use_nothing, true);
 }
 
 tandem_status tandem_workspace_size(tandem_context* context, tandem_pass pass, const tandem_attention_args* args,

@@ -190,7 +190,7 @@ uint32_t combine_smem_bytes(int64_t ctas, int64_t sms) {
 bool sequences_are_tiles(const Problem& p, const ForwardSchedule& t, int64_t ctas) {
   if ((p.packed_q() || t.split_rows > 0) && t.tile.blackwell()) return false;
   return !p.block_mask && p.seqlen_q * t.pack_gqa <= t.tile.tile_m() &&
-         p.batch * t.packed_heads * t.splits * std::max(t.split_count, 1) <= ctas;
+         p.batch * t.packed_heads * t.splits * t.split_count <= ctas;
 }
 
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
@@ -219,7 +219,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const int ctas = t.tile.ctas(), sms = usable_sms(p, device, ctas);
   t.lists_tiles = t.tile.varlen && !sequences_are_tiles(p, t, sms / ctas);
   if (t.tile.varlen && !t.lists_tiles) {
-    t.m_blocks = static_cast<int>(p.batch) * std::max(t.split_count, 1);
+    t.m_blocks = static_cast<int>(p.batch) * t.split_count;
     t.tiles = t.m_blocks * t.packed_heads;
     further = 0;
   }

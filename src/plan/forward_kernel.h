@@ -96,8 +96,8 @@ struct ForwardSchedule {
   int combine_lanes = 1;  // threads that merge a row
   size_t split_out_offset = 0, split_lse_offset = 0;
   // T.device_splits: the most splits and queries of a sequence that is split. Then the most splits for these lengths,
-  // and the rows of results in the workspace. 0: no sequence can be split.
-  int max_splits = 0, split_max_queries = 0, split_count = 0, split_rows = 0;
+  // and the rows of results in the workspace, 0 if no sequence can be split.
+  int max_splits = 0, split_max_queries = 0, split_count = 1, split_rows = 0;
   // Block mask: batch and heads of the lists, the m_blocks of each, and the words of a tile's list.
   int list_batch = 0, list_heads = 0, list_m_blocks = 0;
   int64_t list_words = 0;      // 0: no block mask

@@ -9,8 +9,7 @@ from typing import Any, Callable
 import torch
 
 import tandem
-from tandem._arrays import integer
-from tandem._binding import flag_of
+from tandem._arrays import flag_of, integer
 from tandem._errors import renamed
 
 

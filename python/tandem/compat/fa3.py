@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 import tandem
-from tandem._binding import flag_of
+from tandem._arrays import flag_of
 from tandem.compat._arguments import (
     bounds,
     cap,

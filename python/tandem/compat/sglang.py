@@ -19,7 +19,7 @@ from typing import Optional, Union
 import torch
 
 import tandem
-from tandem._binding import flag_of
+from tandem._arrays import flag_of
 from tandem.compat import fa4
 from tandem.compat._arguments import (
     bounds,

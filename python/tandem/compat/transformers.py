@@ -186,7 +186,7 @@ def _same_segment(segments: torch.Tensor) -> torch.Tensor:
     return segments[:, None, :, None] == segments[:, None, None, :]
 
 
-def _behind_begin(segments: torch.Tensor, first_place: Any, seqlen_k: int) -> torch.Tensor:
+def _from_segment_begin(segments: torch.Tensor, first_place: Any, seqlen_k: int) -> torch.Tensor:
     """Returns (batch, 1, seqlen, seqlen_k): True for keys from the begin of a query's segment on.
 
     first_place: the place of the first query among the keys, an integer or (batch|1, 1, 1, 1). Keys before this place
@@ -209,7 +209,7 @@ def _separated(mask: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
         return mask & (_same_segment(segments) | ~is_plain)
     last = torch.where(mask[:, :, :1], torch.arange(seqlen_k, device=mask.device), 0).amax(-1, keepdim=True)
     is_causal = is_plain & (last.amax() + seqlen <= seqlen_k)
-    return mask & (_behind_begin(segments, last, seqlen_k) | ~is_causal)
+    return mask & (_from_segment_begin(segments, last, seqlen_k) | ~is_causal)
 
 
 def _with_positions(
@@ -243,7 +243,7 @@ def _with_positions(
         return {**options, **({"bias": _same_segment(segments)} if traced else packed)}
     used = options["seqused_k"][:, None, None, None] if "seqused_k" in options else seqlen_k
     first_place = 0 if options.get("alignment") == "top_left" else used - seqlen
-    return {**options, "bias": _behind_begin(segments, first_place, seqlen_k)}
+    return {**options, "bias": _from_segment_begin(segments, first_place, seqlen_k)}
 
 
 def _options(pattern, batch, q_length, kv_length, q_offset, kv_offset, padding, device) -> Optional[Options]:
@@ -332,11 +332,7 @@ def tandem_mask(
     # A traced graph may neither read from the device nor inspect closures.
     pattern = None if _is_traced(attention_mask, device) else _pattern(mask_function)
     if pattern is None:
-        skips = {
-            "allow_is_causal_skip": allow_is_causal_skip,
-            "allow_is_bidirectional_skip": allow_is_bidirectional_skip,
-        }
-        mask = build(**skips)
+        mask = build(allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip)
         if mask is not None and _is_traced(attention_mask, device):
             setattr(mask, _IS_OWN, True)
         return mask

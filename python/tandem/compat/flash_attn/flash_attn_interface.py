@@ -25,7 +25,7 @@ import math
 import torch
 
 import tandem
-from tandem._binding import flag_of
+from tandem._arrays import flag_of
 from tandem.compat._arguments import (
     Refused,
     bounds,

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 import tandem
-from tandem._arrays import integer
-from tandem._binding import flag_of
+from tandem._arrays import flag_of, integer
 from tandem.compat import fa4
 from tandem.compat._arguments import (
     bounds,

@@ -25,13 +25,14 @@ ACCESS = re.compile(r"(Race reported between|and) (Write|Read) access at (.*?)(?
 
 def function_of(text: str) -> str:
     """Returns the name of a demangled function, without its class, template arguments and parameters."""
-    text = re.sub(r"\boperator\(\)", "operator", text)
+    text = re.sub(r"\boperator\(\)", "operator", text).replace("(anonymous namespace)::", "").replace("->", "")
     plain, depth = "", 0
     for character in text:
         depth += (character == "<") - (character == ">")
         if depth == 0 and character != ">":
             plain += character
-    return plain.split("(")[0].split()[-1].split("::")[-1]
+    words = plain.split("(")[0].split()
+    return words[-1].split("::")[-1] if words else text.strip()
 
 
 def reports(lines):

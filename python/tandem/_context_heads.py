@@ -1,10 +1,14 @@
-"""The execution of a ContextPlan by heads on torch tensors: ranks exchange tokens for heads, and results return."""
+"""The execution of a ContextPlan by heads on torch tensors: ranks exchange tokens for heads, and results return.
+
+The heads of a rank are divided into groups, so that the messages of a group travel while another group is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,78 +62,200 @@ def share_of(plan: ContextPlan, heads: tuple[int, int], rank: int) -> tuple[Head
     return Heads(runs[0].q_begin, runs[-1].q_end, runs[0].k_begin, runs[-1].k_end), runs
 
 
-class _HeadExchange:
-    """Moves tensors between the rank's tokens with all heads, and all tokens with the rank's heads."""
+# The least bytes of a group's queries for each peer, because short messages are slow.
+_GROUP_BYTES = 4 << 20
+_MOST_GROUPS = 2
 
-    def __init__(self, execution: Execution, heads: tuple[int, int], device: torch.device) -> None:
-        self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
-        self.shares = [share_of(self.plan, heads, rank)[0] for rank in range(self.plan.ranks)]
-        self.runs = share_of(self.plan, heads, self.rank)[1]
-        key = "tokens", device
-        found = self.plan.kept.get(key)
-        if found is None:
-            found = self.plan.kept[key] = [self._indices(keys, device) for keys in (False, True)]
-        self.indices = found
 
-    @property
-    def shares_no_key_head(self) -> bool:
-        """Is True if each key head has one rank."""
-        shares = [share for share in self.shares if share.k_begin < share.k_end]
-        return all(a.k_end <= b.k_begin for a, b in zip(shares, shares[1:]))
+class Group(NamedTuple):
+    """The heads of each rank that are exchanged together, and this rank's calls."""
 
-    def _indices(self, keys: bool, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """Returns the rows of each rank in the batch, and the place of each row of the batch in the ranks' rows."""
-        rows = [self.plan.indices(rank, keys) for rank in range(self.plan.ranks)]
-        order = np.argsort(np.concatenate(rows))
-        return [torch.from_numpy(x).to(device) for x in rows], torch.from_numpy(order).to(device)
+    shares: list[Heads]
+    runs: list[Heads]
 
-    def _slice(self, rank: int, kind: int) -> slice:
-        share = self.shares[rank]
-        heads = (share.q_begin, share.q_end), (share.k_begin, share.k_end), (0, 1)
-        return slice(*heads[kind])
 
-    def _shape(self, x: Tensor, kind: int, rows_of: int, heads_of: int) -> tuple[int, ...]:
-        heads = self._slice(heads_of, kind)
-        return self.plan.rows(rows_of)[kind == _KEYS], heads.stop - heads.start, *x.shape[2:]
+def groups_of(execution: Execution, heads: tuple[int, int], row_bytes: int) -> list[Group]:
+    """Divides all heads into groups. Ranks whose heads are no whole groups of query heads have one group. row_bytes:
+    of a row of one query head.
+    """
+    plan = execution.plan
+    found = [share_of(plan, heads, rank) for rank in range(plan.ranks)]
+    shares, runs = [share for share, _ in found], found[execution.rank][1]
+    of_key_head = heads[0] // heads[1]
+    key_heads = [share.k_end - share.k_begin for share in shares]
+    whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
+    fewest_rows = min(plan.rows(rank)[0] for rank in range(plan.ranks))
+    fewest_bytes = fewest_rows * row_bytes * of_key_head * min(key_heads)
+    count = min(_MOST_GROUPS, min(key_heads), fewest_bytes // _GROUP_BYTES)
+    sums_heads = plan.chunk > 0 and execution.options.get("score_mod") is not None
+    if not whole or count < 2 or execution.bias is not None or sums_heads:
+        return [Group(shares, runs)]
+    groups = []
+    for n in range(count):
+        bounds = [(s.k_begin + k * n // count, s.k_begin + k * (n + 1) // count) for s, k in zip(shares, key_heads)]
+        parts = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
+        groups.append(Group(parts, [parts[execution.rank]]))
+    return groups
 
-    def _move(self, sent: Callable[[int], list[Tensor]], shapes: Callable[[int], list[tuple[int, ...]]]) -> Any:
-        """Returns the tensors of each rank."""
-        own = sent(self.rank)
-        received = [own if peer == self.rank else None for peer in range(self.plan.ranks)]
-        sends: list[tuple[int, Tensor]] = []
-        receives: list[tuple[int, Tensor]] = []
-        for peer in range(self.plan.ranks):
-            if peer == self.rank:
-                continue
-            sends += [(peer, x) for x in sent(peer)]
-            received[peer] = [x.new_empty(shape) for x, shape in zip(own, shapes(peer))]
-            receives += [(peer, x) for x in received[peer]]
-        self.execution.messages(sends, receives).wait()
-        return received
 
-    def to_heads(self, tensors: _Tensors) -> list[Tensor]:
-        """tensors: rows of this rank with all heads."""
+# Rows of a rank [begin, end), and a tensor with these rows.
+_Piece = tuple[int, int, Tensor]
 
-        def shapes(peer: int) -> list[tuple[int, ...]]:
-            return [self._shape(x, kind, peer, self.rank) for x, kind in tensors]
 
-        received = self._move(lambda peer: [x[:, self._slice(peer, kind)].contiguous() for x, kind in tensors], shapes)
-        return [
-            torch.cat([part[n] for part in received]).index_select(0, self.indices[kind == _KEYS][1])
-            for n, (_, kind) in enumerate(tensors)
+class _Rows:
+    """The places of the ranks' queries, or of their keys, in the packed batch."""
+
+    # With more runs a rank, on average, rows are copied by index.
+    _MOST_RUNS = 8
+
+    def __init__(self, plan: ContextPlan, keys: bool, device: torch.device) -> None:
+        indices = [plan.indices(rank, keys) for rank in range(plan.ranks)]
+        self.counts = [len(x) for x in indices]
+        self.total = sum(self.counts)
+        self.runs: list[list[tuple[int, int, int]]] = []  # each rank's rows [begin, end), and the first's place
+        self.indices: list[Tensor] = []
+        cuts = [np.flatnonzero(np.diff(x) != 1) + 1 for x in indices]
+        if sum(map(len, cuts)) > self._MOST_RUNS * plan.ranks:
+            self.indices = [torch.from_numpy(x).to(device) for x in indices]
+            return
+        for x, cut in zip(indices, cuts):
+            begins = [0, *cut.tolist()] if len(x) > 0 else []
+            self.runs.append([(b, e, int(x[b])) for b, e in zip(begins, [*begins[1:], len(x)])])
+
+    def put(self, rank: int, x: Tensor, batch: Tensor) -> None:
+        """Copies the rows of a rank to the packed batch."""
+        if self.indices:
+            batch.index_copy_(0, self.indices[rank], x)
+            return
+        for begin, end, place in self.runs[rank]:
+            _copy(x[begin:end], batch[place : place + end - begin])
+
+    def take(self, rank: int, batch: Tensor) -> list[_Piece]:
+        """Returns the rows of a rank in the packed batch."""
+        if self.indices:
+            return [(0, self.counts[rank], batch.index_select(0, self.indices[rank]))]
+        return [(begin, end, batch[place : place + end - begin]) for begin, end, place in self.runs[rank]]
+
+
+def _copy(x: Tensor, to: Tensor) -> None:
+    """Copies x, by elements of 16 bytes if the tensors permit it: torch copies strided elements one by one."""
+    if x.dtype == to.dtype and _is_wide(x) and _is_wide(to):
+        x, to = x.view(torch.complex128), to.view(torch.complex128)
+    to.copy_(x)
+
+
+_WIDE = 16  # bytes
+
+
+def _is_wide(x: Tensor) -> bool:
+    numbers = (*x.stride()[:-1], x.shape[-1], x.storage_offset())
+    aligned = all(n * x.element_size() % _WIDE == 0 for n in numbers) and x.data_ptr() % _WIDE == 0
+    return aligned and x.stride(-1) == 1
+
+
+class _Parcel:
+    """Tensors that travel between two ranks as one message, because each message costs the host's time."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], like: list[Tensor]) -> None:
+        places = [0]
+        for shape, x in zip(shapes, like):
+            places.append(places[-1] + -(-math.prod(shape) * x.element_size() // _WIDE) * _WIDE)
+        self.bytes = torch.empty(places[-1], dtype=torch.uint8, device=like[0].device)
+        self.tensors = [
+            self.bytes[place : place + math.prod(shape) * x.element_size()].view(x.dtype).view(shape)
+            for place, shape, x in zip(places, shapes, like)
         ]
 
-    def to_tokens(self, tensors: _Tensors) -> list[list[Tensor]]:
-        """tensors: all rows with this rank's heads. Returns the rows of this rank with the heads of each rank."""
 
-        def shapes(peer: int) -> list[tuple[int, ...]]:
-            return [self._shape(x, kind, self.rank, peer) for x, kind in tensors]
+class _ToHeads:
+    """Tensors on their way from the rank's tokens with all heads to all tokens with a group's heads."""
 
-        def sent(peer: int) -> list[Tensor]:
-            return [x.index_select(0, self.indices[kind == _KEYS][0][peer]) for x, kind in tensors]
+    def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
+        rank, own = exchange.rank, group.shares[exchange.rank]
+        self.rows = [exchange.rows(kind) for _, kind in tensors]
+        self.batches, self.arriving = [], []
+        for (x, kind), rows in zip(tensors, self.rows):
+            x = x[:, _slice(own, kind)]
+            self.batches.append(x.new_empty((rows.total, *x.shape[1:])))
+            rows.put(rank, x, self.batches[-1])
+        sends, receives = [], []
+        for peer in exchange.peers:
+            parts = [x[:, _slice(group.shares[peer], kind)] for x, kind in tensors]
+            parcel = _Parcel([tuple(x.shape) for x in parts], parts)
+            for x, to in zip(parts, parcel.tensors):
+                _copy(x, to)
+            sends.append((peer, parcel.bytes))
+            shapes = [(rows.counts[peer], *x.shape[1:]) for rows, x in zip(self.rows, self.batches)]
+            self.arriving.append((peer, _Parcel(shapes, self.batches)))
+            receives.append((peer, self.arriving[-1][1].bytes))
+        self.messages = exchange.execution.messages(sends, receives)
 
-        received = self._move(sent, shapes)
-        return [[part[n] for part in received] for n in range(len(tensors))]
+    def wait(self) -> list[Tensor]:
+        self.messages.wait()
+        for peer, parcel in self.arriving:
+            for x, rows, batch in zip(parcel.tensors, self.rows, self.batches):
+                rows.put(peer, x, batch)
+        return self.batches
+
+
+class _ToTokens:
+    """Tensors on their way from all tokens with a group's heads to the rank's tokens with all heads."""
+
+    def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
+        self.kinds, rank = [kind for _, kind in tensors], exchange.rank
+        batches = [x for x, _ in tensors]
+        all_rows = [exchange.rows(kind) for kind in self.kinds]
+        self.parts: list[tuple[Heads, list[list[_Piece]]]] = []  # by rank, and by tensor
+        sends, receives = [], []
+        for peer, share in enumerate(group.shares):
+            pieces = [rows.take(peer, x) for rows, x in zip(all_rows, batches)]
+            if peer == rank:
+                self.parts.append((share, pieces))
+                continue
+            parcel = _Parcel([(rows.counts[peer], *x.shape[1:]) for rows, x in zip(all_rows, batches)], batches)
+            for to, found in zip(parcel.tensors, pieces):
+                for begin, end, x in found:
+                    _copy(x, to[begin:end])
+            sends.append((peer, parcel.bytes))
+            heads = [_slice(share, kind) for kind in self.kinds]
+            shapes = [
+                (rows.counts[rank], h.stop - h.start, *x.shape[2:]) for rows, h, x in zip(all_rows, heads, batches)
+            ]
+            arriving = _Parcel(shapes, batches)
+            receives.append((peer, arriving.bytes))
+            self.parts.append((share, [[(0, len(x), x)] for x in arriving.tensors]))
+        self.messages = exchange.execution.messages(sends, receives)
+
+    def store(self, results: list[Tensor], adds_keys: bool = False) -> None:
+        """Stores the ranks' heads in tensors of all heads, or adds key heads in the order of the ranks."""
+        self.messages.wait()
+        for share, tensors in self.parts:
+            for result, kind, pieces in zip(results, self.kinds, tensors):
+                for begin, end, x in pieces:
+                    to = result[begin:end, _slice(share, kind)]
+                    if adds_keys and kind == _KEYS:
+                        to.add_(x)
+                    else:
+                        _copy(x, to)
+
+
+def _slice(share: Heads, kind: int) -> slice:
+    return (slice(share.q_begin, share.q_end), slice(share.k_begin, share.k_end), slice(0, 1))[kind]
+
+
+class _Exchange:
+    """The ranks and the rows of an execution by heads."""
+
+    def __init__(self, execution: Execution, device: torch.device) -> None:
+        self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
+        self.peers = [peer for peer in range(self.plan.ranks) if peer != self.rank]
+        key = "rows", device
+        self._rows = self.plan.kept.get(key)
+        if self._rows is None:
+            self._rows = self.plan.kept[key] = [_Rows(self.plan, keys, device) for keys in (False, True)]
+
+    def rows(self, kind: int) -> _Rows:
+        return self._rows[kind == _KEYS]
 
     def options(self, run: Heads) -> dict[str, Any]:
         slopes = self.execution.options.get("alibi_slopes")
@@ -137,20 +263,11 @@ class _HeadExchange:
             return self.execution.options
         return {**self.execution.options, "alibi_slopes": slopes[..., run.q_begin : run.q_end].contiguous()}
 
-    def places(self, run: Heads) -> tuple[slice, slice]:
+    def places(self, group: Group, run: Heads) -> tuple[slice, slice]:
         """Returns the query heads and the key heads of a run among this rank's heads."""
-        own = self.shares[self.rank]
+        own = group.shares[self.rank]
         q = slice(run.q_begin - own.q_begin, run.q_end - own.q_begin)
         return q, slice(run.k_begin - own.k_begin, run.k_end - own.k_begin)
-
-    def summed(self, parts: list[Tensor], heads_k: int) -> Tensor:
-        """Returns gradients of key heads, of which several ranks may have a part, summed in the order of the ranks."""
-        if self.shares_no_key_head:
-            return torch.cat(parts, dim=1)
-        total = parts[0].new_zeros((parts[0].shape[0], heads_k, *parts[0].shape[2:]))
-        for rank, part in enumerate(parts):
-            total[:, self._slice(rank, True)] += part
-        return total
 
 
 def _bias_of(execution: Execution) -> _Tensors:
@@ -165,56 +282,103 @@ def _biases(bias: list[Tensor], dbias: Tensor | None, heads: slice) -> Biases:
     return parts[0] if parts else None, None if dbias is None else dbias[:, heads].transpose(0, 1)
 
 
-def forward(execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    exchange = _HeadExchange(execution, (q.shape[1], k.shape[1]), q.device)
+def forward(
+    execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT."""
+    exchange, heads = _Exchange(execution, q.device), (q.shape[1], k.shape[1])
+    groups = groups_of(execution, heads, q.shape[2] * q.element_size())
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
-    all_q, all_k, all_v, *bias = exchange.to_heads(moved)
-    out = q.new_empty((*all_q.shape[:2], v.shape[-1]))
-    lse = torch.empty(all_q.shape[:2], dtype=torch.float32, device=q.device)
-    for run in exchange.runs:
-        heads, key_heads = exchange.places(run)
-        own_sink = None if sink is None else sink[run.q_begin : run.q_end]
-        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1], _biases(bias, None, heads))
-        part = _context_torch.forward(alone, all_q[:, heads], all_k[:, key_heads], all_v[:, key_heads], own_sink)
-        out[:, heads], lse[:, heads] = part[0], part[1].t()
-    outs, lses = exchange.to_tokens([(out, _QUERIES), (lse, _QUERIES)])
-    return torch.cat(outs, dim=1), torch.cat(lses, dim=1).t().contiguous()
+    arriving = [_ToHeads(exchange, group, moved) for group in groups]
+    returning, kept = [], []
+    for group, to_heads in zip(groups, arriving):
+        all_q, all_k, all_v, *bias = to_heads.wait()
+        parts = []
+        for run in group.runs:
+            at, keys_at = exchange.places(group, run)
+            own_sink = None if sink is None else sink[run.q_begin : run.q_end]
+            alone = execution.alone(exchange.options(run), run.q_begin, heads[0], _biases(bias, None, at))
+            part = _context_torch.forward(alone, all_q[:, at], all_k[:, keys_at], all_v[:, keys_at], own_sink)
+            parts.append((part[0], part[1].t()))
+        nothing = q.new_empty((len(all_q), 0, v.shape[-1])), torch.empty((len(all_q), 0), device=q.device)
+        out, lse = (_joined(x) for x in zip(*(parts or [nothing])))
+        returning.append(_ToTokens(exchange, group, [(out, _QUERIES), (lse, _QUERIES)]))
+        kept += [all_q, all_k, all_v, out, lse, *bias]
+    out, lse = q.new_empty((*q.shape[:2], v.shape[-1])), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    for to_tokens in returning:
+        to_tokens.store([out, lse])
+    return out, lse.t().contiguous(), kept
 
 
-def backward(execution: Execution, tensors: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
-    """Returns the gradients of q, k and v, and fills in the execution's dbias."""
-    q, k, v = (tensors[name] for name in ("q", "k", "v"))
-    exchange = _HeadExchange(execution, (q.shape[1], k.shape[1]), q.device)
-    names = [name for name, x in tensors.items() if x is not None]
-    rows = [tensors[name].t() if name in ("lse", "dlse") else tensors[name] for name in names]
-    moved = [(x, _KEYS if name in ("k", "v") else _QUERIES) for name, x in zip(names, rows)]
-    received = exchange.to_heads([*moved, *_bias_of(execution)])
-    whole, bias = dict(zip(names, received)), received[len(names) :]
-    dbias = None if execution.dbias is None else _own_dbias(execution.dbias, whole["q"])
+_KEPT = ("q", "k", "v", "out", "lse", "bias")
+
+
+def _joined(runs: tuple[Tensor, ...]) -> Tensor:
+    """Returns the heads of all runs."""
+    return runs[0].contiguous() if len(runs) == 1 else torch.cat(runs, dim=1)
+
+
+def backward(
+    execution: Execution, tensors: dict[str, Any], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
+) -> list[Tensor]:
+    """Returns the gradients of q, k and v in a type, and fills in the execution's dbias. tensors: dout, dlse, and kept,
+    the tensors of forward(). shapes: of q, k and v.
+    """
+    dout, dlse = tensors["dout"], tensors["dlse"]
+    exchange, heads = _Exchange(execution, dout.device), (shapes[0][1], shapes[1][1])
+    groups = groups_of(execution, heads, shapes[0][2] * dout.element_size())
+    moved = [(dout, _QUERIES), *([] if dlse is None else [(dlse.t(), _QUERIES)])]
+    arriving = [_ToHeads(exchange, group, moved) for group in groups]
     # Gradients of key heads that several ranks share are summed in float32.
-    own = dtype if exchange.shares_no_key_head else torch.float32
-    gradients = [torch.empty(whole[name].shape, dtype=own, device=q.device) for name in ("q", "k", "v")]
-    for run in exchange.runs:
-        heads, key_heads = exchange.places(run)
+    is_shared = not all(_shares_no_key_head(group) for group in groups)
+    own = torch.float32 if is_shared else dtype
+    count, returning = len(tensors["kept"]) // len(groups), []
+    for n, (group, to_heads) in enumerate(zip(groups, arriving)):
+        whole = dict(zip(_KEPT, tensors["kept"][n * count : (n + 1) * count]))
+        whole.update(zip(("dout", "dlse"), to_heads.wait()))
+        outputs = _group_backward(exchange, group, whole, (heads[0], own))
+        returning.append(_ToTokens(exchange, group, outputs))
+    create = torch.zeros if is_shared else torch.empty
+    results = [create(shape, dtype=own, device=dout.device) for shape in shapes]
+    if execution.dbias is not None:
+        results.append(_own_dbias(execution.dbias, dout))
+    for to_tokens in returning:
+        to_tokens.store(results, is_shared)
+    if execution.dbias is not None:
+        _store_dbias(results.pop(), execution.dbias)
+    return [x.to(dtype) for x in results]
+
+
+def _group_backward(
+    exchange: _Exchange, group: Group, whole: dict[str, Tensor], result: tuple[int, torch.dtype]
+) -> _Tensors:
+    """Returns the gradients of a group's heads, of all tokens. result: the number of all query heads, and the type."""
+    execution, (heads_q, dtype) = exchange.execution, result
+    bias = [whole.pop("bias")] if "bias" in whole else []
+    dbias = None if execution.dbias is None else _own_dbias(execution.dbias, whole["q"])
+    parts = []
+    for run in group.runs:
+        at, keys_at = exchange.places(group, run)
         of_run: dict[str, Any] = {"dlse": None}
         for name, x in whole.items():
-            x = x[:, key_heads if name in ("k", "v") else heads]
+            x = x[:, keys_at if name in ("k", "v") else at]
             of_run[name] = x.t() if name in ("lse", "dlse") else x
-        alone = execution.alone(exchange.options(run), run.q_begin, q.shape[1], _biases(bias, dbias, heads))
-        parts = _context_torch.backward(alone, of_run, own)
-        gradients[0][:, heads] = parts[0]
-        for x, part in zip(gradients[1:], parts[1:]):
-            x[:, key_heads] = part
-    outputs = [*zip(gradients, (_QUERIES, _KEYS, _KEYS)), *([] if dbias is None else [(dbias, _QUERIES)])]
-    dq, dk, dv, *dbiases = exchange.to_tokens(outputs)
-    if execution.dbias is not None:
-        _store_dbias(torch.cat(dbiases[0], dim=1), execution.dbias)
-    sums = [torch.cat(dq, dim=1), exchange.summed(dk, k.shape[1]), exchange.summed(dv, v.shape[1])]
-    return [x.to(dtype) for x in sums]
+        alone = execution.alone(exchange.options(run), run.q_begin, heads_q, _biases(bias, dbias, at))
+        parts.append(_context_torch.backward(alone, of_run, dtype))
+    if not parts:  # the rank has no heads
+        parts = [[torch.empty_like(whole[name], dtype=dtype) for name in ("q", "k", "v")]]
+    gradients = list(zip(map(_joined, zip(*parts)), (_QUERIES, _KEYS, _KEYS)))
+    return gradients if dbias is None else [*gradients, (dbias, _QUERIES)]
+
+
+def _shares_no_key_head(group: Group) -> bool:
+    """Returns whether each key head has one rank."""
+    shares = [share for share in group.shares if share.k_begin < share.k_end]
+    return all(a.k_end <= b.k_begin for a, b in zip(shares, shares[1:]))
 
 
 def _own_dbias(dbias: Tensor, q: Tensor) -> Tensor:
-    """Returns zeros for all rows and this rank's heads, (rows, heads, keys)."""
+    """Returns zeros for q's rows and heads, (rows, heads, keys)."""
     dtype = torch.float32 if len(dbias) == 1 else dbias.dtype
     return torch.zeros((*q.shape[:2], dbias.shape[-1]), dtype=dtype, device=dbias.device)
 

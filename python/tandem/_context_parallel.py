@@ -68,13 +68,13 @@ class _Call:
         if status != 0:
             raise failure or self._error(status, tensors)
 
-    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns out and lse. tensors: q, k, v and bias."""
+    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Returns out, lse, and no further tensors that the backward needs. tensors: q, k, v and bias."""
         q, v = tensors["q"], tensors["v"]
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         lse = torch.empty(q.shape[1::-1], dtype=torch.float32)
         self.run(_library.tandem_cp_forward, {**tensors, "sink": sink, "out": out, "lse": lse})
-        return out, lse
+        return out, lse, []
 
     def backward(
         self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None, wanted: Sequence[bool]
@@ -89,6 +89,7 @@ class _Call:
         places = [_gradients.like(x) if w else None for x, w in zip(captured, wanted)]
         if captured:
             outputs["score_mod"] = _score_mod.replaced(self.options["score_mod"], captured, places)
+        del tensors["kept"]
         self.run(_library.tandem_cp_backward, {**tensors, **outputs})
         return [*gradients, dsink, *places]
 
@@ -109,28 +110,31 @@ class _ContextParallel(torch.autograd.Function):
         """tensors: q, k, v, sink, bias and the tensors of score_mod, which the call's options have too."""
         q, k, v, sink, bias, *_ = tensors
         q, k, v, bias = (_compact(x) for x in (q, k, v, bias))
-        out, lse = call.forward({"q": q, "k": k, "v": v, "bias": bias}, sink)
-        ctx.call = call
+        out, lse, kept = call.forward({"q": q, "k": k, "v": v, "bias": bias}, sink)
+        ctx.call, ctx.kept = call, len(kept)
         # autograd then refuses a backward after a write to one of the options, such as alibi_slopes.
         others = [x for x in call.options.values() if isinstance(x, Tensor)]
         others += [x for x in _score_mod.named(call.options).values() if isinstance(x, Tensor)]
-        ctx.save_for_backward(q, k, v, sink, bias, out, lse, *others)
+        qkv = (None, None, None) if kept else (q, k, v)
+        ctx.save_for_backward(*qkv, sink, bias, out, lse, *kept, *others)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, bias, out, lse, *_ = ctx.saved_tensors
+        q, k, v, sink, bias, out, lse, *kept = ctx.saved_tensors
         # Ranks must agree on the outputs of the call, so that every rank computes all gradients.
         dout = torch.zeros_like(out) if dout is None else _compact(dout)
         if dlse is not None or isinstance(ctx.call, _Call):
             dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+        tensors["kept"] = kept[: ctx.kept]
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[5] else None
         gradients = ctx.call.backward(tensors, sink, dbias, ctx.needs_input_grad[6:])
         gradients.insert(4, dbias)
         captured = [x for x in _score_mod.tensors_of(ctx.call.options.get("score_mod")) if isinstance(x, Tensor)]
-        return None, *once_differentiable(gradients, (q, k, v, sink, bias, *captured, dout, dlse))
+        sources = (q, k, v) if q is not None else ctx.call.sources
+        return None, *once_differentiable(gradients, (*sources, sink, bias, *captured, dout, dlse))
 
     jvp = staticmethod(refuse_forward)
 
@@ -264,5 +268,8 @@ def _on_tensors(
     captured = _score_mod.tensors_of(options.get("score_mod"))
     differentiable = [*inputs.values(), *captured]
     call.agree(inputs, torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable))
+    if call.by_heads:
+        # The backward then needs no q, k and v. These tensors without rows keep the connection to their graphs.
+        call.sources = [x[:0].clone() for x in padded]
     out, lse = _ContextParallel.apply(call, *padded, sink, bias, *captured)
     return out[..., : v.shape[-1]], lse

@@ -32,32 +32,38 @@ class TorchCall:
         rounds_at_once = 1 if execution == "ring" else max(1, plan.ranks - 1)
         self.execution = Execution(plan, rank, group, rounds_at_once, options, SPARE_SMS)
         self.name = execution
+        self.sources: list[Tensor] = []  # by heads: tensors of the graphs of q, k and v
 
-    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns out and lse. tensors: q, k, v and bias."""
-        run = _context_heads.forward if self.by_heads else _context_torch.forward
+    def forward(self, tensors: dict[str, Any], sink: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Returns out, lse, and further tensors that the backward needs. tensors: q, k, v and bias."""
         execution = replace(self.execution, bias=tensors["bias"])
-        return run(execution, tensors["q"], tensors["k"], tensors["v"], sink)
+        qkv = [tensors[name] for name in ("q", "k", "v")]
+        self.shapes, self.dtype = [tuple(x.shape) for x in qkv], qkv[0].dtype
+        if self.by_heads:
+            return _context_heads.forward(execution, *qkv, sink)
+        return *_context_torch.forward(execution, *qkv, sink), []
 
     def backward(
         self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Returns the gradients of q, k, v, sink and the wanted tensors of score_mod, and fills in dbias. tensors: as
-        forward(), and out, lse, dout and dlse.
+        forward(), out, lse, dout, dlse, and kept, the further tensors of the forward.
         """
-        run = _context_heads.backward if self.by_heads else _context_torch.backward
         if dbias is not None:
             dbias.zero_()  # columns without a step
         plan, captured = self.execution.plan, None
         if any(wanted):
             captured = Captured(plan, self.options["score_mod"], wanted, self.by_heads)
         execution = replace(self.execution, bias=tensors["bias"], dbias=dbias, captured=captured)
-        rows = {name: x for name, x in tensors.items() if name != "bias"}
-        gradients: list[Tensor | None] = run(execution, rows, tensors["q"].dtype)
+        gradients: list[Tensor | None]
+        if self.by_heads:
+            gradients = [*_context_heads.backward(execution, tensors, self.shapes, self.dtype)]
+        else:
+            gradients = [*_context_torch.backward(execution, tensors, self.dtype)]
         gradients.append(None if sink is None else self._dsink(tensors, sink))
         if captured is None:
             return [*gradients, *(None for _ in wanted)]
-        heads = tensors["q"].shape[1], tensors["k"].shape[1]
+        heads = self.shapes[0][1], self.shapes[1][1]
         heads_k = [heads[1]] * plan.ranks
         if self.by_heads:
             shares = [_context_heads.share_of(plan, heads, rank)[0] for rank in range(plan.ranks)]

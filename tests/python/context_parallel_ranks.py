@@ -5,11 +5,13 @@ context_parallel_ranks.py <rank> <ranks> <file of the group> <file of the errors
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
 import traceback
 from datetime import timedelta
+from unittest import mock
 
 import context_drop_ins
 import numpy as np
@@ -19,7 +21,7 @@ from context_drop_ins import expect_error
 
 import reference
 import tandem
-from tandem import _context_chunks, _context_parallel
+from tandem import _context_chunks, _context_heads, _context_parallel
 
 EXECUTIONS = ("gather", "ring", "heads")
 LENGTHS = [41, 0, 1, 26]
@@ -154,6 +156,21 @@ def case_torch_options(r):
                 options = {"execution": execution, "sink": sink if m % 2 else None, "softcap": 3.0 if m == 2 else 0.0}
                 mask_options = {**mask, "softcap": options["softcap"]}
                 expect_accurate(r, plan, batch, {**options, "attend": by_torch}, mask_options)
+
+
+def case_head_groups(r):
+    """Groups of heads, whose messages travel one after the other, have the bits of one group."""
+    sink, mask = r.random(16), {"causal": True, "window": (30, None)}
+    batch = r.batch(heads=(16, 8))
+    for layout, chunk in (("balanced", 0), ("striped", 0), ("zigzag", 8)):
+        plan = tandem.ContextPlan(LENGTHS, r.ranks, layout=layout, chunk=chunk, **mask)
+        options = {"execution": "heads", "sink": sink, "attend": by_torch}
+        expected = r.run(plan, batch, **options)
+        to_heads = mock.patch.object(_context_heads, "_ToHeads", wraps=_context_heads._ToHeads)
+        with mock.patch.object(_context_heads, "_GROUP_BYTES", 1), to_heads as exchanges:
+            expect_accurate(r, plan, batch, options, mask)
+            assert exchanges.call_count == 2 * 2
+            assert all(torch.equal(x, y) for x, y in zip(r.run(plan, batch, **options), expected))
 
 
 def case_biases(r):
@@ -465,12 +482,15 @@ def case_refusals(r):
 
 
 def case_second_derivatives(r):
-    """The gradient has no derivative."""
+    """The gradient has no derivative. By heads the backward needs no q, k and v, but knows their graphs."""
     plan = tandem.ContextPlan([20], r.ranks)
-    q = plan.shard(r.random(20, 2, 8), r.rank).requires_grad_()
-    out = tandem.context_parallel(q, q, q, plan=plan)
-    (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    expect_error(tandem.Unsupported, "second derivative", gradient.sum().backward)
+    for attend, execution in itertools.product((tandem.context_parallel, by_torch), EXECUTIONS):
+        q, k, v = (plan.shard(r.random(20, 4, 8, seed=n), r.rank).requires_grad_() for n in range(3))
+        out, _ = attend(q, k, v, plan=plan, execution=execution, return_lse=True)
+        (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        for x in (k, v):
+            second = functools.partial(torch.autograd.grad, gradient.sum(), x, retain_graph=True)
+            expect_error(tandem.Unsupported, "second derivative", second)
 
 
 def case_decode(r):

@@ -235,18 +235,30 @@ def training(r: Rank, attend, inputs, dout):
     return both
 
 
-def one_gpu(r: Rank, tokens: int, window) -> tuple[float, float]:
-    """The times of tandem.attention on the whole sequence: forward, and both passes."""
-    q, k, v, dout = (r.random(1, tokens, heads_of(r), dim_of(r), seed=n) for n in range(4))
-    inputs = [x.requires_grad_() for x in (q, k, v)]
+def inputs_of(r: Rank, rows: tuple[int, int], heads: tuple[int, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Returns q, k and v, and dout."""
+    shapes = [(rows[n in (1, 2)], heads[n in (1, 2)], dim_of(r)) for n in range(4)]
+    q, k, v, dout = (r.random(*shape, seed=n) for n, shape in enumerate(shapes))
+    return [x.requires_grad_() for x in (q, k, v)], dout
+
+
+def one_gpu(r: Rank, lens: list[int], heads: tuple[int, int], window) -> tuple[float, float]:
+    """The times of tandem.attention on all tokens: forward, and both passes."""
+    tokens, packed = sum(lens), {}
+    (q, k, v), dout = inputs_of(r, (tokens, tokens), heads)
+    if len(lens) == 1:
+        q, k, v, dout = (x.detach()[None].requires_grad_(x is not dout) for x in (q, k, v, dout))
+    else:
+        ends = torch.tensor([0, *itertools.accumulate(lens)], dtype=torch.int32, device=r.device)
+        packed = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": max(lens), "max_seqlen_k": max(lens)}
 
     def attend(q, k, v):
-        return r.tandem.attention(q, k, v, causal=True, window=window)
+        return r.tandem.attention(q, k, v, causal=True, window=window, **packed)
 
     calls = calls_of(r, tokens)
     with torch.no_grad():
         forward = milliseconds(r, lambda: attend(q, k, v), calls)
-    return forward, milliseconds(r, training(r, attend, inputs, dout), calls)
+    return forward, milliseconds(r, training(r, attend, (q, k, v), dout), calls)
 
 
 def heads_of(r: Rank) -> int:
@@ -284,27 +296,27 @@ class Timing:
     def __init__(self, r: Rank) -> None:
         self.r, self.alone, self.group = r, {}, ("", None, 0, 0)
 
-    def measure(self, tokens: int, execution: str = "gather", chunk: int = 0, window=None) -> float:
+    def measure(self, lens: list[int], execution: str = "gather", chunk: int = 0, window=None, heads=None) -> float:
         """Returns the time of both passes."""
         from tandem import _context_execution, _context_torch_call
 
-        r = self.r
-        if (tokens, window) not in self.alone:
-            self.alone[tokens, window] = one_gpu(r, tokens, window)
+        r, tokens, heads = self.r, sum(lens), heads or (heads_of(self.r),) * 2
+        key = tuple(lens), heads, window
+        if key not in self.alone:
+            self.alone[key] = one_gpu(r, lens, heads, window)
         name, group, _context_torch_call.SPARE_SMS, _context_execution.HEAD_START = self.group
-        plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True, window=window, chunk=chunk)
-        rows = plan.rows(r.rank)
-        q, k, v, dout = (r.random(rows[0], heads_of(r), dim_of(r), seed=n) for n in range(4))
-        inputs = [x.requires_grad_() for x in (q, k, v)]
+        plan = r.tandem.ContextPlan(lens, r.ranks, causal=True, window=window, chunk=chunk)
+        inputs, dout = inputs_of(r, plan.rows(r.rank), heads)
 
         def attend(q, k, v):
             return r.attend((q, k, v), plan, execution, group=group)[0]
 
         with torch.no_grad():
-            forward = milliseconds(r, lambda: attend(q, k, v), calls_of(r, tokens))
+            forward = milliseconds(r, lambda: attend(*inputs), calls_of(r, tokens))
         both = milliseconds(r, training(r, attend, inputs, dout), calls_of(r, tokens))
-        case = f"{tokens} tokens, window {window}, {execution}, chunk {chunk}, {name}"
-        report(r, case, (forward, both), self.alone[tokens, window])
+        what = f"{tokens} tokens" if len(lens) == 1 else f"{len(lens)} documents of {tokens} tokens"
+        case = f"{what}, {heads[0]}/{heads[1]} heads, window {window}, {execution}, chunk {chunk}, {name}"
+        report(r, case, (forward, both), self.alone[key])
         _context_torch_call.SPARE_SMS = 0
         return both
 
@@ -317,18 +329,31 @@ def times(r: Rank) -> None:
         timing.group = group
         if group[3] == 0:
             links(r, group)
-        found.append((timing.measure(lengths[0]), len(found), group))
+        found.append((timing.measure([lengths[0]]), len(found), group))
     timing.group = min(found)[2]
     r.say(f"further times with {timing.group[0]}")
-    cases = [{"tokens": n} for n in lengths[1:]]
-    cases += [{"tokens": longest, "chunk": longest // 16}, {"tokens": longest, "window": (longest // 64, None)}]
-    cases += [{"tokens": n, "execution": name} for n in lengths for name in ("ring", "heads")]
+    cases = [{"lens": [n]} for n in lengths[1:]]
+    cases += [{"lens": [n], "execution": name} for n in lengths for name in ("heads", "ring")]
+    documents = documents_of(lengths[0] * r.ranks // 2)
+    for name in ("gather", "heads"):
+        cases.append({"lens": [longest], "chunk": longest // 16, "execution": name})
+        cases.append({"lens": [longest], "window": (longest // 64, None), "execution": name})
+        cases.append({"lens": documents, "heads": (64, 8) if not r.cpu else (4, 2), "execution": name})
     for case in cases:
         if r.late():
             r.say("times: no time left")
             return
         timing.measure(**case)
     host_time(r, lengths[0])
+
+
+def documents_of(tokens: int) -> list[int]:
+    """Returns random lengths of packed documents, the same on all ranks."""
+    generator, lens = torch.Generator().manual_seed(7), []
+    while sum(lens) < tokens:
+        length = int(torch.exp(7 + 1.2 * torch.randn((), generator=generator)))
+        lens.append(min(max(1, length), tokens - sum(lens)))
+    return lens
 
 
 def report(r: Rank, case: str, own: tuple[float, float], alone: tuple[float, float]) -> None:

@@ -28,6 +28,7 @@ from tandem import (
     _binding,
     _context_chunks,
     _context_execution,
+    _context_heads,
     _context_parallel,
     _context_torch_call,
     _ctypes,
@@ -108,9 +109,9 @@ def run(plan, batch, execution: str, mods: dict) -> list:
             call = _context_torch_call.TorchCall(plan, rank, object(), execution, options)
             bias = None if whole_bias is None else plan.shard(whole_bias, rank, dim=1)
             inputs = {"q": q, "k": k, "v": v, "bias": bias}
-            out, lse = call.forward(inputs, None)
+            out, lse, kept = call.forward(inputs, None)
             dbias = None if bias is None else torch.empty_like(bias)
-            tensors = {**inputs, "out": out, "lse": lse, "dout": dout, "dlse": None}
+            tensors = {**inputs, "out": out, "lse": lse, "dout": dout, "dlse": None, "kept": kept}
             gradients = call.backward(tensors, None, dbias, [True for _ in learned(options)])
             results[rank] = [out, *gradients[:3], *gradients[4:]]
         except Exception as error:
@@ -149,6 +150,7 @@ def main() -> int:
     open_device(arguments[0] if arguments else "vgpu:h200")
     generator, wrong = torch.Generator().manual_seed(1), 0
     _context_chunks._LARGE = 1 << 12  # small problems have large steps too
+    _context_heads._GROUP_BYTES = 1  # and several groups of heads
     by_position = {"mask_mod": _context_parallel._bound("k <= q", "mask_mod")}
     documents, causal = [330, 0, 1, 150], {"causal": True}
     # Lengths, the mask of the plan, the whole mask, and expressions.
@@ -156,14 +158,14 @@ def main() -> int:
     masks += [(documents, {**causal, "window": (100, None)}, {**causal, "window": (100, None)}, {})]
     masks += [(documents, causal, causal, {"dropout_p": 0.25, "seed": (5, 2)})]
     masks += [([300], causal, causal, {"bias": torch.randn((1, 300, 300), generator=generator)})]
-    table = torch.randn((4, 300), generator=generator).requires_grad_()
+    table = torch.randn((8, 300), generator=generator).requires_grad_()
     scaled = tandem.Mod("score + table[head, q] * t[k % 4]", table=table, t=torch.randn(4, requires_grad=True))
     bound = {"score_mod": _context_parallel._bound(scaled, "score_mod")}
     masks += [([300], causal, {**causal, "score_mod": scaled}, bound)]
     text = "(q // 128 + k // 128) % 2 == 0 and (q + k) % 5 > 0"
     blocks = {"blocks": tandem.Blocks.of(text, 300, 300)}
     masks += [([300], blocks, {"mask_mod": text}, {"mask_mod": _context_parallel._bound(text, "mask_mod")})]
-    cases = itertools.product([(2, 2), (4, 2)], masks, (0, 80))
+    cases = itertools.product([(2, 2), (8, 4)], masks, (0, 80))
     for heads, (lens, mask, whole, mods), chunk in itertools.islice(cases, 4 if quick else None):
         if chunk > 0 and "blocks" in mask:
             continue

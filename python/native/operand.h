@@ -42,6 +42,14 @@ static void release(Operand* operand) {
   if (operand->has_buffer) PyBuffer_Release(&operand->buffer);
 }
 
+/* torch's fake tensors have no memory. Reading their address through DLPack gives a warning. */
+static int is_fake(PyTypeObject* type) {
+  PyObject* name = PyObject_GetAttrString((PyObject*)type, "__name__");
+  const int fake = name != NULL && PyUnicode_CompareWithASCIIString(name, "FakeTensor") == 0;
+  Py_XDECREF(name);
+  return fake;
+}
+
 /* The exchange interface of a type, or NULL. The first types of a process are remembered; types outlive the process. */
 static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
   static struct {
@@ -52,7 +60,7 @@ static const DLPackExchangeAPI* exchange_of(PyTypeObject* type) {
   for (; i < 16 && known[i].type != NULL; ++i)
     if (known[i].type == type) return known[i].exchange;
   const DLPackExchangeAPI* exchange = NULL;
-  PyObject* capsule = PyObject_GetAttrString((PyObject*)type, "__dlpack_c_exchange_api__");
+  PyObject* capsule = is_fake(type) ? NULL : PyObject_GetAttrString((PyObject*)type, "__dlpack_c_exchange_api__");
   if (capsule != NULL && PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
     exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     while (exchange != NULL && exchange->header.version.major > 1)

@@ -40,6 +40,12 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_fake(x: Any) -> bool:
+    """Returns True for a torch tensor without memory, whose data_ptr() gives a warning."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(x, fakes.FakeTensor)
+
+
 def shown(value: Any) -> str:
     """Returns a refused value for a message: itself, or its type."""
     return repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
@@ -160,7 +166,8 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
         if dtype is None or x.layout is not sys.modules["torch"].strided:
             raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type: convert it")
         _check_dimensions(x.dim(), name)
-        return (x.data_ptr(), device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
+        address = x.storage_offset() * x.element_size() if is_fake(x) else x.data_ptr()
+        return (address, device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)
     return describe(view(x, name), name)
 
 

@@ -9,6 +9,7 @@ from tandem._api import attend, attention, use_torch
 from tandem._arrays import flag_of
 from tandem._binding import (
     BACKWARD,
+    CHECK,
     CHECK_DATA,
     FORWARD,
     PREPARE,
@@ -31,7 +32,7 @@ def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
     """Raises the error that :func:`attention` (pass_ is "forward") or :func:`attention_backward` ("backward") would
     raise for these arrays and options. Computes nothing. arguments: attention's.
     """
-    _inspect(CHECK_DATA, pass_, q, k, v, arguments)
+    _inspect(CHECK if _arrays.is_fake(q) else CHECK_DATA, pass_, q, k, v, arguments)
 
 
 def prepare(pass_: str, q: Any, k: Any, v: Any, *, serving: bool = False, **arguments: Any) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from tandem import _api, _gradients, _padding, _score_mod, _torch_append, _torch_ops  # noqa: F401 (an operator)
 from tandem._autocast import autocast_inputs
 from tandem._binding import (
-    CHECK,
-    CHECK_DATA,
     FORWARD,
     HEADS_FIRST,
     WRITTEN_BY_APPEND,
@@ -185,7 +182,7 @@ def _inspect(call_args: CallArgs, what: int, wants_gradient: bool) -> None:
     """Checks or prepares a call whose arguments have passed the checks of _attention()."""
     if wants_gradient and call_args["q"].is_cuda:
         _gradients.refuse_early(call_args)
-    call(CHECK if what == CHECK_DATA and isinstance(call_args["q"], FakeTensor) else what, call_args)
+    call(what, call_args)
 
 
 def _check_options(call_args: CallArgs) -> list[Tensor]:

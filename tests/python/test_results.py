@@ -1,5 +1,7 @@
 """Tensors for results that the caller allocates: they are checked before anything is written, and written exactly."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -243,11 +245,19 @@ def test_other_values_than_tensors_are_refused_by_a_sentence(random):
         torch.func.grad(lambda x: (tandem.check("forward", x, x, x), x.sum())[1])(q)
 
 
-def test_fake_tensors_are_checked_without_data():
+@pytest.mark.parametrize("binding", ["_native", "_ctypes"])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_fake_tensors_are_checked_without_data(monkeypatch, capfd, binding, pass_):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        q, k = new(2, 5, HEADS, DIM), new(2, 5, HEADS, DIM - 1)
-        tandem.check("forward", q, q, q)
-        with pytest.raises(ValueError, match="head_dim"):
-            tandem.check("forward", q, k, q)
+    monkeypatch.setattr(tandem._binding, "binding", importlib.import_module(f"tandem.{binding}"))
+    torch.set_warn_always(True)
+    try:
+        with FakeTensorMode():
+            q, k, lengths = new(2, 5, HEADS, DIM), new(2, 5, HEADS, DIM - 1), new(2, dtype=torch.int32)
+            tandem.check(pass_, q, q, q, seqused_k=lengths)
+            with pytest.raises(ValueError, match="head_dim"):
+                tandem.check(pass_, q, k, q)
+    finally:
+        torch.set_warn_always(False)
+    assert capfd.readouterr().err == ""

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
-from tandem import _arrays, _score_mod
+from tandem import _api, _arrays, _score_mod
 from tandem._api import attend, attention, use_torch
-from tandem._arrays import flag_of
-from tandem._binding import (
-    BACKWARD,
-    CHECK,
-    CHECK_DATA,
-    FORWARD,
-    PREPARE,
-    SERVING,
-    CallArgs,
-    blocks_of,
-    call,
-    check_mask,
-    diagonal_of,
-    is_float32,
-    number_of,
-    seed_of,
-    slopes_of,
-    window_of,
-)
-from tandem._options import KINDS, OPTIONS, TENSORS
+from tandem._binding import BACKWARD, CHECK, CHECK_DATA, FORWARD, PREPARE, SERVING, CallArgs, call
+
+# _call_args_of() is attention() with an attend() that returns the arguments. A check thus reads them as a call does,
+# and the call costs no more. Another function with attention()'s parameters would cost a call half a microsecond.
+_call_args_of = FunctionType(attention.__code__, {**vars(_api), "attend": lambda call_args, return_lse: call_args})
+_call_args_of.__kwdefaults__ = attention.__kwdefaults__
 
 
 def check(pass_: str, q: Any, k: Any, v: Any, **arguments: Any) -> None:
@@ -50,41 +37,19 @@ def prepare(pass_: str, q: Any, k: Any, v: Any, *, serving: bool = False, **argu
 def _inspect(what: int, pass_: str, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> None:
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_ ({pass_!r}) must be 'forward' or 'backward': pass one of them")
-    known = dict(attention.__kwdefaults__ or {})
-    if unknown := set(arguments) - set(known):
+    if unknown := set(arguments) - set(attention.__kwdefaults__):
         raise TypeError(f"arguments ({sorted(unknown)}) must be arguments of tandem.attention: correct the names")
-    given = {**known, **arguments, "q": q, "k": k, "v": v}
-    offset, out_dtype = given.pop("diagonal_offset"), given.pop("out_dtype")
-    call_args: CallArgs = {name: given.get(name) for name in (*TENSORS, "seed", *OPTIONS)}
-    call_args.update((name, _score_mod.bound(given[name], name)) for name in _score_mod.MODS if given[name] is not None)
-    call_args.update((name, number_of(given[name], name)) for name in ("softmax_scale", "softcap", "dropout_p"))
-    call_args["alibi_slopes"] = slopes_of(given["alibi_slopes"])
-    call_args.update((name, flag_of(call_args[name], name)) for name in ("deterministic", "batch_invariant"))
-    check_mask(call_args["causal"], call_args["alignment"])
-    if offset is not None:
-        call_args.update(diagonal_of(offset, call_args["alignment"]))
-    if given["block_mask"] is not None:
-        call_args.update(blocks_of(given["block_mask"]))
-    call_args["float32_out"] = is_float32(out_dtype, given["out"])
-    if call_args["seed"] is not None:
-        call_args["seed"] = seed_of(call_args["seed"], q)
-    if call_args["window"] is not None:
-        call_args["window"] = window_of(call_args["window"])
+    call_args = _call_args_of(q, k, v, **arguments)
     if pass_ == "forward":
-        call_args.update((name, given[name]) for name in ("out", "max_scores"))
-        attend({name: x for name, x in call_args.items() if not _is_default(name, x)}, True, what)
+        attend(call_args, True, what)
     else:
         _inspect_backward(what, call_args)
 
 
-def _is_default(name: str, x: Any) -> bool:
-    if KINDS[name] in ("Flag", "OutputOnly", "Real"):
-        return not x
-    return x is None or (name == "alignment" and x == "bottom_right")
-
-
 def _inspect_backward(what: int, call_args: CallArgs) -> None:
     """Checks or prepares attention_backward() of a call's arguments."""
+    for name in ("out", "max_scores"):
+        call_args.pop(name, None)
     call_args.update((name, _arrays.view(call_args[name], name)) for name in ("q", "k", "v"))
     new, like, backward = _arrays.new_outputs, _arrays.new_gradient, True
     if not _arrays.is_torch(call_args["q"]):
@@ -98,12 +63,12 @@ def _inspect_backward(what: int, call_args: CallArgs) -> None:
                 front.refuse_other_gradients(call_args)
                 backward = False
             call_args.update(zip(("q", "k", "v"), front.padded_qkv(*(call_args[x] for x in ("q", "k", "v")))))
-    call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], call_args["float32_out"])
+    call_args["out"], call_args["lse"] = new(call_args["q"], call_args["v"], "float32_out" in call_args)
     if backward:
         call_args.update({"dout": call_args["out"], **{f"d{x}": like(call_args[x]) for x in ("q", "k", "v")}})
         for name in ("bias", "sink"):
-            if _arrays.is_floating(call_args[name]):
-                call_args["d" + name] = like(_arrays.view(call_args[name], name))
+            if _arrays.is_floating(x := call_args.get(name)):
+                call_args["d" + name] = like(_arrays.view(x, name))
         if captured := _score_mod.tensors_of(call_args.get("score_mod")):
             places = [like(x) if _arrays.wants_gradient(x) else None for x in captured]
             call_args["score_mod"] = _score_mod.replaced(call_args["score_mod"], captured, places)

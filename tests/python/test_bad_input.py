@@ -118,6 +118,9 @@ def test_check_answers_beforehand():
         tandem.check("backward", Q, K, V, bias=np.zeros((3, 4, 5, 7), f32))
     with pytest.raises(TypeError, match="softcup"):
         tandem.check("forward", Q, K, V, softcup=1.0)
+    for call in (tandem.attention, lambda *x, **y: tandem.check("forward", *x, **y)):  # the first of several errors
+        with pytest.raises(ValueError, match="alignment"):
+            call(Q, K, V, alignment="left", deterministic="no")
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

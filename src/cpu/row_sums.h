@@ -117,12 +117,18 @@ struct RowSum {
     off = top + log(sum) - lse;
   }
 
-  // True if the difference is an error of float32. error: the effect of errors of the scores' products. All other
-  // errors are some half units of the scores and of their sum.
+  // Three decisions need three bounds of |off|, with u = 2^-24. The bound of is_whole() would make agrees() repeat a
+  // pass for roundings. The bound of agrees() would let is_whole() accept rows that lack keys, and is_near() refuse all
+  // rows.
+
+  // True if the sum may replace lse, which changes P by |off|. Roundings of scores and sum give 16 u |lse| + 4 u.
+  // error: the effect of errors of the scores' products.
   bool agrees(double error) const { return __builtin_fabs(off) <= 0x1p-20 * __builtin_fabs(lse) + 0x1p-22 + error; }
-  // True if the keys of the sum have all the weight of the row, up to a rounding error.
+  // True if P dP may give delta. Keys that the sum lacks weigh at most |off|, but all of dP - delta may depend on them.
+  // Roundings of lse and sum give 2 u (1 + |lse|).
   bool is_whole() const { return __builtin_fabs(off) <= 0x1p-23 * (1 + __builtin_fabs(lse)); }
-  // False if no error of float32 explains the difference, unless the scores have lost most digits.
+  // True if a second pass may find errors of products that explain |off|. Beyond 2^16 u (1 + |lse|) the scores would
+  // have lost 16 of 24 bits, and the row mostly lacks keys.
   bool is_near() const { return __builtin_fabs(off) <= 0x1p-8 * (1 + __builtin_fabs(lse)); }
 };
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "base/text.h"
 #include "engine/context.h"
 #include "engine/guard.h"
 #include "problem/use_options.h"
@@ -42,22 +41,6 @@ Status read_calls(tandem_context* context, const tandem_cascade_args* args, bool
   const Engine& engine = *calls->engine;
   calls->run_bytes = std::max(engine.workspace_size(call.shared.problem), engine.workspace_size(call.own.problem));
   calls->bytes = CascadeCall::kPartAlignment - 1 + call.part_bytes() + calls->run_bytes;
-  return {};
-}
-
-Status check_workspace(const Calls& calls, const void* workspace, size_t bytes) {
-  if (bytes < calls.bytes) {
-    return {TANDEM_WORKSPACE_TOO_SMALL, str_cat("workspace_bytes (", bytes, ") must be at least ", calls.bytes,
-                                                ": call tandem_cascade_workspace_size with these shapes")};
-  }
-  if (workspace == nullptr) {
-    return Status::invalid(str_cat("workspace (NULL) must point to workspace_bytes (", bytes, ") bytes: allocate ",
-                                   calls.bytes, " bytes"));
-  }
-  if (const char* tensor = calls.call.operand_in_range(workspace, bytes)) {
-    return Status::invalid(
-        str_cat("workspace (", bytes, " bytes) overlaps ", tensor, ": pass separate memory for the workspace"));
-  }
   return {};
 }
 
@@ -119,7 +102,10 @@ tandem_status tandem_cascade(tandem_context* handle, const tandem_cascade_args* 
     TANDEM_TRY(tandem::read_calls(context, args, true, &calls));
     TANDEM_TRY(calls.engine->check_stream(stream));
     if (calls.empty) return {};
-    TANDEM_TRY(tandem::check_workspace(calls, workspace, workspace_bytes));
+    TANDEM_TRY(tandem::check_workspace(workspace, workspace_bytes, calls.bytes,
+                                       "call tandem_cascade_workspace_size with these shapes"));
+    TANDEM_TRY(
+        tandem::check_workspace_overlap(calls.call.operand_in_range(workspace, workspace_bytes), workspace_bytes));
     return tandem::run_cascade(context, &calls, workspace, stream);
   });
 }

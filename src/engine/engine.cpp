@@ -58,21 +58,28 @@ tandem_status run(tandem_context* handle, tandem_pass pass, const tandem_attenti
 
 }  // namespace
 
-Status CallWorkspace::check(size_t needed) const {
-  if (needed == 0) return {};
+Status check_workspace(const void* data, size_t bytes, size_t needed, const char* remedy) {
   if (bytes < needed) {
-    return {TANDEM_WORKSPACE_TOO_SMALL, str_cat("workspace_bytes (", bytes, ") must be at least ", needed,
-                                                ": call tandem_workspace_size with this context, pass and shape")};
+    return {TANDEM_WORKSPACE_TOO_SMALL,
+            str_cat("workspace_bytes (", bytes, ") must be at least ", needed, ": ", remedy)};
   }
-  if (data == nullptr) {
+  if (needed > 0 && data == nullptr) {
     return Status::invalid(
         str_cat("workspace (NULL) must point to workspace_bytes (", bytes, ") bytes: allocate ", needed, " bytes"));
   }
-  if (const char* tensor = operand_in_range(pass, args, data, bytes)) {
-    return Status::invalid(
-        str_cat("workspace (", bytes, " bytes) overlaps ", tensor, ": pass separate memory for the workspace"));
-  }
   return {};
+}
+
+Status check_workspace_overlap(const char* tensor, size_t bytes) {
+  if (tensor == nullptr) return {};
+  return Status::invalid(
+      str_cat("workspace (", bytes, " bytes) overlaps ", tensor, ": pass separate memory for the workspace"));
+}
+
+Status CallWorkspace::check(size_t needed) const {
+  if (needed == 0) return {};
+  TANDEM_TRY(check_workspace(data, bytes, needed, "call tandem_workspace_size with this context, pass and shape"));
+  return check_workspace_overlap(operand_in_range(pass, args, data, bytes), bytes);
 }
 
 }  // namespace tandem

@@ -13,6 +13,11 @@
 
 namespace tandem {
 
+// Returns ok if a workspace has the bytes that a call needs. remedy: the caller's, if the bytes are too few.
+Status check_workspace(const void* data, size_t bytes, size_t needed, const char* remedy);
+// Returns ok without a tensor in the workspace. tensor: its name, or NULL.
+Status check_workspace_overlap(const char* tensor, size_t bytes);
+
 // The caller's scratch memory.
 struct CallWorkspace {
   const tandem_attention_args& args;

@@ -1,7 +1,6 @@
 // The path of a block-mask call: arguments -> MakeBlocksProblem -> the engine that computes it.
 #include "problem/make_blocks.h"
 
-#include "base/text.h"
 #include "engine/context.h"
 #include "engine/guard.h"
 
@@ -16,14 +15,8 @@ tandem_status tandem_make_block_mask(tandem_context* handle, const tandem_block_
     TANDEM_TRY(tandem::make_blocks_problem(args, context->device, true, &problem));
     TANDEM_TRY(context->engine->check_stream(stream));
     const auto needed = static_cast<size_t>(problem.blocks());
-    if (workspace_bytes < needed) {
-      return {TANDEM_WORKSPACE_TOO_SMALL, tandem::str_cat("workspace_bytes (", workspace_bytes, ") must be at least ",
-                                                          needed, ": allocate one byte for each block of each list")};
-    }
-    if (needed > 0 && workspace == nullptr) {
-      return tandem::Status::invalid(tandem::str_cat("workspace (NULL) must point to workspace_bytes (",
-                                                     workspace_bytes, ") bytes: allocate ", needed, " bytes"));
-    }
+    TANDEM_TRY(
+        tandem::check_workspace(workspace, workspace_bytes, needed, "allocate one byte for each block of each list"));
     return context->engine->make_blocks(problem, static_cast<std::byte*>(workspace), stream);
   });
 }

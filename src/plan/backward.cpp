@@ -227,25 +227,7 @@ Status BackwardPass::check(const Problem& p, const gpu::Properties& device, cons
     planner_for(device).select_backward(p, tuning, &schedule);
     TANDEM_TRY(check_blocks(p, schedule.tile.tile_m, schedule.tile.tile_n / schedule.tile.ctas));
   }
-  TANDEM_TRY(check_head_dim("q", p.head_dim));
-  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
-  const bool no_queries = p.total_q == 0, no_keys = p.total_k == 0;
-  const struct {
-    const char* name;
-    const View& view;
-    bool packed, empty;
-  } tensors[] = {{"q", p.q, p.packed_q(), no_queries},       {"k", p.k, p.packed_k(), no_keys},
-                 {"v", p.v, p.packed_k(), no_keys},          {"out", p.out, p.packed_q(), no_queries},
-                 {"dout", p.dout, p.packed_q(), no_queries}, {"dq", p.dq, p.packed_q(), no_queries},
-                 {"dk", p.dk, p.packed_k(), no_keys},        {"dv", p.dv, p.packed_k(), no_keys}};
-  for (const auto& [name, view, packed, empty] : tensors) {
-    if (view) TANDEM_TRY(check_tensor(name, view, packed, empty));
-  }
-  TANDEM_TRY(check_index("cu_seqlens_q", p.cu_seqlens_q));
-  TANDEM_TRY(check_index("cu_seqlens_k", p.cu_seqlens_k));
-  TANDEM_TRY(check_index("seqused_q", p.seqused_q));
-  TANDEM_TRY(check_index("seqused_k", p.seqused_k));
-  TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
+  TANDEM_TRY(check_tensors(p));
   TANDEM_TRY(check_captured(p));
   return check_sizes(p);
 }

@@ -35,6 +35,36 @@ Status check_pages(const PageTable& table) {
   return {};
 }
 
+Status check_head_dim(const char* tensor, int64_t head_dim) {
+  if (head_dim % 8 == 0 && head_dim <= kMaxHeadDim) return {};
+  return Status::unsupported(
+      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim,
+              " on a GPU: ", head_dim > kMaxHeadDim ? "choose device \"cpu\"" : "pad head_dim with zeros"));
+}
+
+// empty: the kernel accesses no element.
+Status check_tensor(const char* name, const View& view, bool packed, bool empty) {
+  const int64_t strides[] = {view.batch, view.row, view.head}, step = 16 / size_of(view.dtype);
+  const int most_log2 = kMaxStrideLog2 - (view.dtype == DType::f32 ? 2 : 1);
+  for (int i = packed ? 1 : 0; i < 3; ++i) {
+    const int64_t stride = strides[i];
+    if (stride >= 0 && stride % step == 0 && stride < int64_t{1} << most_log2) continue;
+    return Status::unsupported(str_cat(name, ".strides[", packed ? i - 1 : i, "] (", stride, ") must be a multiple of ",
+                                       step, " elements (16 bytes) from 0 to 2^", most_log2,
+                                       " on a GPU: copy the tensor or pad its rows"));
+  }
+  const auto address = reinterpret_cast<uintptr_t>(view.data);
+  if (empty || address % 16 == 0) return {};
+  return Status::unsupported(str_cat(name, ".data + byte_offset (address ", address % 64,
+                                     " modulo 64) must be a multiple of 16 on a GPU: copy the tensor"));
+}
+
+Status check_index(const char* name, const IndexView& view) {
+  if (!view || view.stride <= INT32_MAX) return {};
+  return Status::unsupported(str_cat(name, ".strides[0] (", view.stride,
+                                     ") must be below 2^31 on a GPU: copy the elements into a compact tensor"));
+}
+
 }  // namespace
 
 Status check_mod(const char* name, const ModView& mod) {
@@ -80,33 +110,26 @@ Status check_options(const Problem& p) {
   return {};
 }
 
-Status check_head_dim(const char* tensor, int64_t head_dim) {
-  if (head_dim % 8 == 0 && head_dim <= kMaxHeadDim) return {};
-  return Status::unsupported(
-      str_cat(tensor, ".head_dim (", head_dim, ") must be a multiple of 8 up to ", kMaxHeadDim,
-              " on a GPU: ", head_dim > kMaxHeadDim ? "choose device \"cpu\"" : "pad head_dim with zeros"));
-}
-
-Status check_tensor(const char* name, const View& view, bool packed, bool empty) {
-  const int64_t strides[] = {view.batch, view.row, view.head}, step = 16 / size_of(view.dtype);
-  const int most_log2 = kMaxStrideLog2 - (view.dtype == DType::f32 ? 2 : 1);
-  for (int i = packed ? 1 : 0; i < 3; ++i) {
-    const int64_t stride = strides[i];
-    if (stride >= 0 && stride % step == 0 && stride < int64_t{1} << most_log2) continue;
-    return Status::unsupported(str_cat(name, ".strides[", packed ? i - 1 : i, "] (", stride, ") must be a multiple of ",
-                                       step, " elements (16 bytes) from 0 to 2^", most_log2,
-                                       " on a GPU: copy the tensor or pad its rows"));
+Status check_tensors(const Problem& p) {
+  TANDEM_TRY(check_head_dim("q", p.head_dim));
+  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
+  const bool no_queries = p.total_q == 0, no_keys = p.total_k == 0;
+  const struct {
+    const char* name;
+    const View& view;
+    bool packed, empty;
+  } tensors[] = {{"q", p.q, p.packed_q(), no_queries},       {"k", p.k, p.packed_k(), no_keys},
+                 {"v", p.v, p.packed_k(), no_keys},          {"out", p.out, p.packed_q(), no_queries},
+                 {"dout", p.dout, p.packed_q(), no_queries}, {"dq", p.dq, p.packed_q(), no_queries},
+                 {"dk", p.dk, p.packed_k(), no_keys},        {"dv", p.dv, p.packed_k(), no_keys}};
+  for (const auto& [name, view, packed, empty] : tensors) {
+    if (view) TANDEM_TRY(check_tensor(name, view, packed, empty));
   }
-  const auto address = reinterpret_cast<uintptr_t>(view.data);
-  if (empty || address % 16 == 0) return {};
-  return Status::unsupported(str_cat(name, ".data + byte_offset (address ", address % 64,
-                                     " modulo 64) must be a multiple of 16 on a GPU: copy the tensor"));
-}
-
-Status check_index(const char* name, const IndexView& view) {
-  if (!view || view.stride <= INT32_MAX) return {};
-  return Status::unsupported(str_cat(name, ".strides[0] (", view.stride,
-                                     ") must be below 2^31 on a GPU: copy the elements into a compact tensor"));
+  TANDEM_TRY(check_index("cu_seqlens_q", p.cu_seqlens_q));
+  TANDEM_TRY(check_index("cu_seqlens_k", p.cu_seqlens_k));
+  TANDEM_TRY(check_index("seqused_q", p.seqused_q));
+  TANDEM_TRY(check_index("seqused_k", p.seqused_k));
+  return check_index("diagonal_offsets", p.diagonal_offsets);
 }
 
 }  // namespace tandem::plan

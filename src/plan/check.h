@@ -16,11 +16,7 @@ Status check_options(const Problem& problem);
 // Checks that a kernel has capacity for a modification's scalars and tensors.
 Status check_mod(const char* name, const ModView& mod);
 
-Status check_head_dim(const char* tensor, int64_t head_dim);
-
-// Checks a tensor that TMA reads or writes. empty: the kernel accesses no element.
-Status check_tensor(const char* name, const View& view, bool packed, bool empty);
-
-Status check_index(const char* name, const IndexView& view);
+// Checks the head dimensions, the tensors that TMA reads or writes, and the index tensors of a pass.
+Status check_tensors(const Problem& problem);
 
 }  // namespace tandem::plan

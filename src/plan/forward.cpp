@@ -426,17 +426,7 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const
                                        " on a GPU: set num_splits to 0"));
   }
   TANDEM_TRY(check_blocks(p, planner.block_mask_queries(), planner.block_mask_keys()));
-  TANDEM_TRY(check_head_dim("q", p.head_dim));
-  TANDEM_TRY(check_head_dim("v", p.head_dim_v));
-  TANDEM_TRY(check_tensor("q", p.q, p.packed_q(), p.total_q == 0));
-  TANDEM_TRY(check_tensor("k", p.k, p.packed_k(), p.total_k == 0));
-  TANDEM_TRY(check_tensor("v", p.v, p.packed_k(), p.total_k == 0));
-  TANDEM_TRY(check_tensor("out", p.out, p.packed_q(), p.total_q == 0));
-  TANDEM_TRY(check_index("cu_seqlens_q", p.cu_seqlens_q));
-  TANDEM_TRY(check_index("cu_seqlens_k", p.cu_seqlens_k));
-  TANDEM_TRY(check_index("seqused_q", p.seqused_q));
-  TANDEM_TRY(check_index("seqused_k", p.seqused_k));
-  TANDEM_TRY(check_index("diagonal_offsets", p.diagonal_offsets));
+  TANDEM_TRY(check_tensors(p));
   return check_sizes(p, planner.forward_order(tuning));
 }
 

@@ -134,10 +134,7 @@ void random_lengths(Random& r, Case& c) {
     c.seqlen_q = 0;
   }
   const bool use_q = r.chance(0.15), use_k = c.page_size || r.chance(0.2);
-  for (int64_t b = 0; b < c.sequences(); ++b) {
-    if (use_q) c.used_q.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_q(b)));
-    if (use_k) c.used_k.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_k(b)));
-  }
+  random_used(r, c, use_q, use_k);
 }
 
 void random_mask(Random& r, Case& c) {
@@ -147,16 +144,6 @@ void random_mask(Random& r, Case& c) {
   if (!c.causal && r.chance(0.2)) c.right = r.between(-10, 60);
   const int64_t right = c.causal ? 0 : c.right;
   if (c.left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && c.left + right < 0) c.left = -right;
-}
-
-void random_bias(Random& r, Case& c) {
-  if (c.packed || !r.chance(0.3)) return;
-  static const char* const kKinds[] = {"f32", "same", "bool"};
-  c.bias = kKinds[r.between(0, 2)];
-  for (char& letter : c.bias_shape) {
-    if (r.chance(0.35)) letter = '1';
-  }
-  c.bias_inf = c.bias != "bool" && r.chance(0.2);
 }
 
 // Most offsets are near the edges of the scores, and some are beyond all of them. ALiBi keeps its diagonal, because
@@ -235,6 +222,41 @@ std::string random_option_text(Random& r, bool mask) {
 
 }  // namespace
 
+void random_used(Random& r, Case& c, bool use_q, bool use_k) {
+  for (int64_t b = 0; b < c.sequences(); ++b) {
+    if (use_q) c.used_q.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_q(b)));
+    if (use_k) c.used_k.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_k(b)));
+  }
+}
+
+void random_bias(Random& r, Case& c) {
+  if (c.packed || !r.chance(0.3)) return;
+  static const char* const kKinds[] = {"f32", "same", "bool"};
+  c.bias = kKinds[r.between(0, 2)];
+  for (char& letter : c.bias_shape) {
+    if (r.chance(0.35)) letter = '1';
+  }
+  c.bias_inf = c.bias != "bool" && r.chance(0.2);
+}
+
+void random_terms(Random& r, Case& c) {
+  if (r.chance(0.2)) c.softcap = static_cast<double>(r.between(1, 30));
+  if (r.chance(0.2)) c.alibi = r.chance(0.7) ? "head" : "batch";
+  if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
+}
+
+void random_dropout(Random& r, Case& c) {
+  c.dropout = static_cast<double>(r.between(1, 15)) / 16;
+  c.dropout_pointers = r.chance(0.3);
+}
+
+void random_gradients(Random& r, Case& c, const std::string& letters) {
+  c.gradients.clear();
+  for (const char one : letters) {
+    if (r.chance(0.6)) c.gradients += one;
+  }
+}
+
 void random_mods(Random& r, Case& c) {
   if (r.chance(0.25)) c.score_mod = random_score_text(r, static_cast<int>(r.between(0, 3)));
   if (r.chance(0.25)) c.mask_mod = random_mask_text(r, static_cast<int>(r.between(0, 2)));
@@ -251,14 +273,12 @@ void random_results(Random& r, Case& c) {
   if (r.chance(0.1)) c.sm_limit = r.between(1, 200);
 }
 
-// Adds a block mask to dense problems, with or without used lengths.
-void random_blocks(Random& r, Case& c) {
-  if (c.packed || c.page_size > 0 || !r.chance(0.2)) return;
+void random_blocks(Random& r, Case& c, std::span<const int64_t> sizes) {
   static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
-  static constexpr int64_t kSizes[] = {1, 16, 48, 64, 130, int64_t{1} << 40};
+  const auto size = [&] { return sizes[static_cast<size_t>(r.between(0, static_cast<int64_t>(sizes.size()) - 1))]; };
   c.blocks = kKinds[r.between(0, 3)];
-  c.block_q = kSizes[r.between(0, 5)];
-  c.block_k = kSizes[r.between(0, 5)];
+  c.block_q = size();
+  c.block_k = size();
   for (char& letter : c.block_shape) {
     if (r.chance(0.4)) letter = '1';
   }
@@ -312,21 +332,11 @@ Case random_case(uint64_t seed) {
   random_mask(r, c);
   random_bias(r, c);
   if (r.chance(0.15)) c.scale = 0.5 * r.uniform();
-  if (r.chance(0.2)) c.softcap = static_cast<double>(r.between(1, 30));
-  if (r.chance(0.2)) c.alibi = r.chance(0.7) ? "head" : "batch";
-  if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
-  if (r.chance(0.15)) {
-    c.dropout = static_cast<double>(r.between(1, 15)) / 16;
-    c.dropout_pointers = r.chance(0.3);
-  }
+  random_terms(r, c);
+  if (r.chance(0.15)) random_dropout(r, c);
   c.lse = !r.chance(0.1);
   c.dlse = r.chance(0.2);
-  if (r.chance(0.15)) {
-    c.gradients.clear();
-    for (const char one : std::string("qkvbs")) {
-      if (r.chance(0.6)) c.gradients += one;
-    }
-  }
+  if (r.chance(0.15)) random_gradients(r, c, "qkvbs");
   if (r.chance(0.3)) c.splits = r.between(1, 9);
   c.invariant = r.chance(0.1);
   if (r.chance(0.15)) c.values = "large";
@@ -335,7 +345,8 @@ Case random_case(uint64_t seed) {
   random_results(r, c);
   random_mods(r, c);
   c.max_scores = r.chance(0.3);
-  random_blocks(r, c);
+  static constexpr int64_t kBlockSizes[] = {1, 16, 48, 64, 130, int64_t{1} << 40};
+  if (!c.packed && c.page_size == 0 && r.chance(0.2)) random_blocks(r, c, kBlockSizes);
   const bool reads_positions = c.dropout > 0 || !c.alibi.empty() || !c.score_mod.empty() || !c.mask_mod.empty();
   if (reads_positions && r.chance(0.3)) c.places = r.between(1, 3);
   return c;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,15 @@ Case from_flags(const std::string& flags);
 
 // A random valid case of any options and their combinations, mostly small.
 Case random_case(uint64_t seed);
+
+// Both kinds of random case draw by these functions. A dense case may get a bias, and random_terms() draws softcap,
+// ALiBi and sink. sizes: of the blocks of a block mask.
+void random_used(Random& r, Case& c, bool use_q, bool use_k);
+void random_bias(Random& r, Case& c);
+void random_terms(Random& r, Case& c);
+void random_dropout(Random& r, Case& c);
+void random_gradients(Random& r, Case& c, const std::string& letters);
+void random_blocks(Random& r, Case& c, std::span<const int64_t> sizes);
 
 // Adds options of both kinds of random case: the diagonal, result types, and accumulation. Call this last, so that a
 // seed keeps its case.

@@ -88,13 +88,6 @@ void limit_work(Random& r, Case& c) {
   }
 }
 
-void random_used(Random& r, Case& c, bool use_q, bool use_k) {
-  for (int64_t b = 0; b < c.sequences(); ++b) {
-    if (use_q) c.used_q.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_q(b)));
-    if (use_k) c.used_k.push_back(r.chance(0.1) ? 0 : r.between(0, c.length_k(b)));
-  }
-}
-
 // Draws other lengths. Cases that differ only in lengths share most kernels.
 void redraw_lengths(Random& r, Case& c) {
   const bool use_q = !c.used_q.empty(), use_k = !c.used_k.empty();
@@ -118,35 +111,6 @@ void random_mask(Random& r, Case& c) {
   if (c.left != TANDEM_UNBOUNDED && right != TANDEM_UNBOUNDED && c.left + right < 0) c.left = -right;
 }
 
-void random_terms(Random& r, Case& c) {
-  if (!c.packed && r.chance(0.3)) {
-    static const char* const kKinds[] = {"f32", "same", "bool"};
-    c.bias = kKinds[r.between(0, 2)];
-    for (char& letter : c.bias_shape) {
-      if (r.chance(0.35)) letter = '1';
-    }
-    c.bias_inf = c.bias != "bool" && r.chance(0.2);
-  }
-  if (r.chance(0.15)) c.scale = 0.5 * r.uniform();
-  if (r.chance(0.03)) c.scale = -0.3 * r.uniform();
-  if (r.chance(0.2)) c.softcap = static_cast<double>(r.between(1, 30));
-  if (r.chance(0.2)) c.alibi = r.chance(0.7) ? "head" : "batch";
-  if (r.chance(0.2)) c.sink = r.chance(0.5) ? "f32" : "same";
-}
-
-// Adds a block mask to dense problems.
-void random_blocks(Random& r, Case& c) {
-  if (!r.chance(0.15) || c.packed) return;
-  static const char* const kKinds[] = {"random", "partial", "hostile", "late"};
-  static constexpr int64_t kSizes[] = {128, 128, 256, 384, int64_t{1} << 40};
-  c.blocks = kKinds[r.between(0, 3)];
-  c.block_q = kSizes[r.between(0, 4)];
-  c.block_k = kSizes[r.between(0, 4)];
-  for (char& letter : c.block_shape) {
-    if (r.chance(0.4)) letter = '1';
-  }
-}
-
 Case forward_case(uint64_t seed, uint64_t draw) {
   Random r(seed);
   Case c;
@@ -161,6 +125,9 @@ Case forward_case(uint64_t seed, uint64_t draw) {
   const bool use_q = r.chance(0.15), use_k = r.chance(0.2);
   random_used(r, c, use_q, use_k);
   random_mask(r, c);
+  random_bias(r, c);
+  if (r.chance(0.15)) c.scale = 0.5 * r.uniform();
+  if (r.chance(0.03)) c.scale = -0.3 * r.uniform();
   random_terms(r, c);
   c.lse = !r.chance(0.1);
   c.invariant = r.chance(0.1);
@@ -171,7 +138,8 @@ Case forward_case(uint64_t seed, uint64_t draw) {
   // Half as many cases as for other engines have expressions, because each one is a kernel that takes seconds to
   // compile.
   if (r.chance(0.5)) random_mods(r, c);
-  random_blocks(r, c);
+  static constexpr int64_t kBlockSizes[] = {128, 128, 256, 384, int64_t{1} << 40};
+  if (r.chance(0.15) && !c.packed) random_blocks(r, c, kBlockSizes);
   c.max_scores = r.chance(0.15);
   if (r.chance(0.15) && c.blocks.empty() && !c.invariant) c.splits = r.between(2, 6);
   if (draw > 0) {
@@ -223,17 +191,9 @@ Case random_gpu_backward_case(uint64_t seed, uint64_t draw) {
   for (size_t b = 0; b < c.used_k.size(); ++b) c.used_k[b] = std::min(c.used_k[b], c.length_k(static_cast<int64_t>(b)));
   c.lse = true;
   c.gradients = "qkvbsm";
-  if (r.chance(0.3)) {
-    c.gradients.clear();
-    for (const char one : std::string("qkvbsm")) {
-      if (r.chance(0.6)) c.gradients += one;
-    }
-  }
+  if (r.chance(0.3)) random_gradients(r, c, "qkvbsm");
   c.dlse = r.chance(0.2);
-  if (r.chance(0.25)) {
-    c.dropout = static_cast<double>(r.between(1, 15)) / 16;
-    c.dropout_pointers = r.chance(0.3);
-  }
+  if (r.chance(0.25)) random_dropout(r, c);
   return c;
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 CPU, CUDA = 1, 2  # DLPack's device types
-_FLOAT, _BFLOAT = 2, 4  # DLPack's type codes
+_FLOAT, _OPAQUE, _BFLOAT = 2, 3, 4  # DLPack's type codes
 _CODES = {"b": 6, "i": 0, "u": 1, "f": _FLOAT}  # by numpy's kind
 _TORCH_DTYPES = {
     "torch.float64": (_FLOAT, 64),
@@ -162,9 +162,9 @@ def describe(x: Any, name: str) -> tuple[Any, ...]:
             without = ", which has no values," if x.is_meta else ""
             raise TypeError(f"{name} is on {x.device.type}{without} and must be on cpu or cuda: create it there")
         _refuse_negation(x, name)
-        dtype = _TORCH_DTYPES.get(str(x.dtype))
-        if dtype is None or x.layout is not sys.modules["torch"].strided:
-            raise TypeError(f"{name} ({x.dtype}, {x.layout}) must be a strided tensor of a number type: convert it")
+        if x.layout is not sys.modules["torch"].strided:
+            raise TypeError(f"{name} ({x.layout}) must be a strided tensor: convert it with to_dense()")
+        dtype = _TORCH_DTYPES.get(str(x.dtype)) or (_OPAQUE, 8 * x.element_size())  # the library refuses other types
         _check_dimensions(x.dim(), name)
         address = x.storage_offset() * x.element_size() if is_fake(x) else x.data_ptr()
         return (address, device, x.device.index or 0, *dtype, tuple(x.shape), tuple(x.stride()), False, x)

@@ -1,5 +1,7 @@
 """Error messages of the drop-in modules: the caller's argument names, names of types, and a remedy."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -102,7 +104,9 @@ CACHE = {  # flash_attn_with_kvcache
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=("fa2", "fa3", "fa4"))
 @pytest.mark.parametrize("name", COMMON)
-def test_functions(name, function):
+@pytest.mark.parametrize("binding", ["_native", "_ctypes"])
+def test_functions(name, function, binding, monkeypatch):
+    monkeypatch.setattr(tandem._binding, "binding", importlib.import_module(f"tandem.{binding}"))
     call, kind, words = COMMON[name]
     with pytest.raises(kind, match=words) as raised:
         call(function)

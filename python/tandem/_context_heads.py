@@ -173,11 +173,11 @@ class _ToHeads:
     def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
         rank, own = exchange.rank, group.shares[exchange.rank]
         self.rows = [exchange.rows(kind) for _, kind in tensors]
-        self.batches, self.arriving = [], []
+        self.batches = []
+        self.arriving: list[tuple[int, _Parcel]] = []
         for (x, kind), rows in zip(tensors, self.rows):
-            x = x[:, _slice(own, kind)]
-            self.batches.append(x.new_empty((rows.total, *x.shape[1:])))
-            rows.put(rank, x, self.batches[-1])
+            shape = rows.total, *x[:, _slice(own, kind)].shape[1:]
+            self.batches.append(x.new_empty(shape))
         sends, receives = [], []
         for peer in exchange.peers:
             parts = [x[:, _slice(group.shares[peer], kind)] for x, kind in tensors]
@@ -189,6 +189,8 @@ class _ToHeads:
             self.arriving.append((peer, _Parcel(shapes, self.batches)))
             receives.append((peer, self.arriving[-1][1].bytes))
         self.messages = exchange.execution.messages(sends, receives)
+        for (x, kind), rows, batch in zip(tensors, self.rows, self.batches):
+            rows.put(rank, x[:, _slice(own, kind)], batch)
 
     def wait(self) -> list[Tensor]:
         self.messages.wait()

@@ -2,23 +2,9 @@
 // use these functions, so that a test on the host evaluates the addresses of every store.
 #pragma once
 #include "config/forward.h"
+#include "config/host_device.h"
 #include "config/score_options.h"
 #include "config/visible_range.h"
-
-#ifdef __CUDACC__
-#define TANDEM_HOST_DEVICE __device__ __forceinline__ constexpr
-TANDEM_HOST_DEVICE int smaller(int a, int b) { return min(a, b); }
-TANDEM_HOST_DEVICE int larger(int a, int b) { return max(a, b); }
-TANDEM_HOST_DEVICE long long smaller(long long a, long long b) { return min(a, b); }
-TANDEM_HOST_DEVICE long long larger(long long a, long long b) { return max(a, b); }
-#else
-#define TANDEM_HOST_DEVICE constexpr
-TANDEM_HOST_DEVICE int smaller(int a, int b) { return b < a ? b : a; }
-TANDEM_HOST_DEVICE int larger(int a, int b) { return a < b ? b : a; }
-TANDEM_HOST_DEVICE long long smaller(long long a, long long b) { return b < a ? b : a; }
-TANDEM_HOST_DEVICE long long larger(long long a, long long b) { return a < b ? b : a; }
-#endif
-TANDEM_HOST_DEVICE int clamp(int x, int low, int high) { return smaller(larger(x, low), high); }
 
 // The configuration of a kernel as an argument, so that the compiler still folds its members. The host passes a pointer
 // to its configuration instead.

@@ -3,6 +3,7 @@
 #pragma once
 #include "config/block_mask.h"
 #include "config/coords.h"
+#include "config/result_row.h"
 
 constexpr int kForwardCounters = 2;  // ForwardParams::counter: next tile, number of listed tiles
 
@@ -30,31 +31,9 @@ TANDEM_HOST_DEVICE long long split_result_at(const ForwardParams& p, int split_r
   return (static_cast<long long>(split_row) + query) * p.heads_q + head;
 }
 
-// The n-th row of combine_splits(): heads are contiguous, then rows, then sequences.
-struct SplitRow {
-  int head;
-  long long row, batch;
-
-  TANDEM_HOST_DEVICE SplitRow(long long n, long long rows, int heads) {
-    if ((n | rows) >> 32 == 0) {  // a division of 64 bits takes five times as many instructions
-      divide(static_cast<unsigned>(n), static_cast<unsigned>(rows), static_cast<unsigned>(heads));
-    } else {
-      divide(n, rows, static_cast<long long>(heads));
-    }
-  }
-
- private:
-  template <class Integer>
-  TANDEM_HOST_DEVICE void divide(Integer n, Integer rows, Integer heads) {
-    const Integer of_all = n / heads, sequence = of_all / rows;
-    head = static_cast<int>(n - of_all * heads);
-    row = of_all - sequence * rows;
-    batch = sequence;
-  }
-};
-TANDEM_HOST_DEVICE long long combined_out_at(const SplitParams& split, const SplitRow& at) {
+TANDEM_HOST_DEVICE long long combined_out_at(const SplitParams& split, const ResultRow& at) {
   return at.batch * split.out_batch + at.row * split.out_row + at.head * split.out_head;
 }
-TANDEM_HOST_DEVICE long long combined_lse_at(const SplitParams& split, const SplitRow& at) {
+TANDEM_HOST_DEVICE long long combined_lse_at(const SplitParams& split, const ResultRow& at) {
   return at.batch * split.lse_batch + at.row * split.lse_row + at.head * split.lse_head;
 }

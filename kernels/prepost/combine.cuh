@@ -5,18 +5,14 @@
 // lse after all lanes have read it.
 #pragma once
 #include "config/merge.h"
+#include "config/result_row.h"
 #include "device/chunk.cuh"
 #include "device/row.cuh"
 #include "prepost/lse_sums.cuh"
 
-struct MergeRow {
-  i64 batch, query, head;
-
-  TANDEM_DEVICE MergeRow(const MergeParams& p, i64 row)
-      : batch(row / p.heads / p.seqlen), query(row / p.heads % p.seqlen), head(row % p.heads) {}
-  TANDEM_DEVICE i64 offset(const StridedRows& t) const { return batch * t.batch + query * t.row + head * t.head; }
-  TANDEM_DEVICE float lse(const StridedRows& t) const { return static_cast<const float*>(t.data)[offset(t)]; }
-};
+TANDEM_DEVICE i64 offset_of(const ResultRow& row, const StridedRows& t) {
+  return row.batch * t.batch + row.row * t.row + row.head * t.head;
+}
 
 // Loads `count` numbers from an element on, or kColumns at once if everything is aligned.
 TANDEM_DEVICE void load_columns(const void* data, ElementType type, i64 at, int count, bool aligned,
@@ -78,7 +74,7 @@ TANDEM_DEVICE void store_columns(void* data, ElementType type, i64 at, int count
 }
 
 TANDEM_DEVICE void merge_parts(const MergeParams& p) {
-  constexpr int kColumns = MergeParams::kColumns;
+  constexpr int kColumns = MergeParams::kColumns, kInFlight = 2;  // parts whose loads are in flight
   const i64 rows = static_cast<i64>(p.batch) * p.seqlen * p.heads;
   const int lane = threadIdx.x & (p.lanes - 1), rows_of_block = MergeParams::kThreads / p.lanes;
 #pragma unroll 1
@@ -87,8 +83,10 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
     const i64 own = first + threadIdx.x / p.lanes;
     // Lanes beyond the last row read nothing, because another warp may be writing it.
     const bool has_row = own < rows;
-    const MergeRow row(p, own);
-    const auto part_lse = [&](int n) { return p.sum ? 0.0f : row.lse(p.part_lse[n]); };
+    const ResultRow row(own, p.seqlen, p.heads);
+    const auto part_lse = [&](int n) {
+      return p.sum ? 0.0f : static_cast<const float*>(p.part_lse[n].data)[offset_of(row, p.part_lse[n])];
+    };
     const float largest = has_row ? largest_lse(part_lse, p.parts) : -kInfinity;
     const bool sees = !(largest == -kInfinity);  // also true for NaN
     const float sum = sees ? sum_exp_lse(part_lse, p.parts, largest) : 0, inverse = p.sum ? 1 : sees ? 1 / sum : 0;
@@ -97,20 +95,29 @@ TANDEM_DEVICE void merge_parts(const MergeParams& p) {
       const int count = min(kColumns, p.head_dim - column);
       float out[kColumns] = {};
 #pragma unroll 1
-      for (int n = 0; n < p.parts; ++n) {
-        const float lse = part_lse(n);
-        if (lse == -kInfinity) continue;
-        const float weight = expf(lse - largest) * inverse;
-        float x[kColumns] = {};
-        load_columns(p.part_out[n].data, p.part_type[n], row.offset(p.part_out[n]) + column, count, p.aligned, x);
+      for (int begin = 0; begin < p.parts; begin += kInFlight) {
+        float lse[kInFlight], x[kInFlight][kColumns] = {};
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) out[c] = fmaf(weight, x[c], out[c]);
+        for (int n = 0; n < kInFlight; ++n) lse[n] = begin + n < p.parts ? part_lse(begin + n) : -kInfinity;
+#pragma unroll
+        for (int n = 0; n < kInFlight; ++n) {
+          if (lse[n] == -kInfinity) continue;
+          const StridedRows& part = p.part_out[begin + n];
+          load_columns(part.data, p.part_type[begin + n], offset_of(row, part) + column, count, p.aligned, x[n]);
+        }
+#pragma unroll
+        for (int n = 0; n < kInFlight; ++n) {
+          if (lse[n] == -kInfinity) continue;
+          const float weight = expf(lse[n] - largest) * inverse;
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) out[c] = fmaf(weight, x[n][c], out[c]);
+        }
       }
-      store_columns(p.out.data, p.out_type, row.offset(p.out) + column, count, p.aligned, out);
+      store_columns(p.out.data, p.out_type, offset_of(row, p.out) + column, count, p.aligned, out);
     }
     if (!p.lse.data) continue;
     __syncwarp();
     if (has_row && lane == 0)
-      static_cast<float*>(p.lse.data)[row.offset(p.lse)] = sees ? largest + logf(sum) : -kInfinity;
+      static_cast<float*>(p.lse.data)[offset_of(row, p.lse)] = sees ? largest + logf(sum) : -kInfinity;
   }
 }

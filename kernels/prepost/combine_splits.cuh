@@ -53,7 +53,7 @@ TANDEM_DEVICE bool find_split_row(const ForwardParams& p, i64 n, SplitResults* r
   const SplitParams& split = p.split;
   const int rows = p.cu_seqlens_q ? p.total_q : p.seqlen_q;
   if (n >= static_cast<i64>(split.batches) * rows * p.heads_q) return false;
-  const SplitRow at(n, rows, p.heads_q);
+  const ResultRow at(n, rows, p.heads_q);
   if (!has_sequence<T>(p, static_cast<int>(at.row))) return false;
   row->out = static_cast<const float*>(p.out_data) + at.batch * p.out_batch + at.row * p.out_row + at.head * p.out_head;
   row->lse = p.lse + at.batch * p.lse_batch + at.row * p.lse_row + at.head * p.lse_head;
@@ -71,7 +71,7 @@ TANDEM_DEVICE bool find_split_row(const ForwardParams& p, i64 n, SplitResults* r
 template <auto T>
 TANDEM_DEVICE bool find_device_split_row(const ForwardParams& p, i64 n, SplitResults* row) {
   const SplitParams& split = p.split;
-  const SplitRow at(n, split.queries, p.heads_q);
+  const ResultRow at(n, split.queries, p.heads_q);
   if (at.batch >= p.batch) return false;
   const int query = static_cast<int>(at.row);
   const TileCoords sequence = varlen_coords(p, static_cast<int>(at.batch));

@@ -47,7 +47,7 @@ class ForwardStores {
     if (t->device_splits) return combine_device_splits();
     const int64_t bytes = size_of(problem_.out.dtype), rows = problem_.packed_q() ? problem_.total_q : p.seqlen_q;
     for_extremes(split.batches * rows * p.heads_q, [&](int64_t n) {
-      const SplitRow row{n, rows, p.heads_q};
+      const ResultRow row{n, rows, p.heads_q};
       ranges_.store("out", split.out, combined_out_at(split, row) * bytes, p.head_dim_v * bytes);
       if (split.lse) ranges_.store("lse", split.lse, combined_lse_at(split, row) * kFloat, kFloat);
     });
@@ -115,7 +115,7 @@ class ForwardStores {
   void combine_device_splits() {
     const int64_t bytes = size_of(problem_.out.dtype);
     for_extremes(int64_t{p.batch} * p.split.queries * p.heads_q, [&](int64_t n) {
-      const SplitRow row{n, p.split.queries, p.heads_q};
+      const ResultRow row{n, p.split.queries, p.heads_q};
       const TileCoords sequence = varlen_coords(p, static_cast<int>(row.batch));
       if (row.row >= sequence.q_rows) return;
       const auto query = static_cast<int>(row.row);

@@ -155,8 +155,8 @@ Context parallelism serves dropout, score_mod and mask_mod on CPUs and GPUs in e
 (`tandem.context_parallel`, `tandem_cp_forward`). The same holds for bias and for gradients of bias and of score_mod's
 tensors. A block mask belongs to the plan and is the same for all heads; in Python on GPUs the plan then has no chunk.
 Types are float32, bfloat16 and float16 on CPUs, and bfloat16 and float16 on GPUs. In Python, gradients on GPUs need
-Hopper. The execution of Python for GPUs has run on two H200s, without dropout, bias and gradients of score_mod's
-tensors. The one of C has not run on real GPUs. seqused and max_scores are refused.
+Hopper. The execution of Python for GPUs has run on two H200s. The one of C has not run on real GPUs. seqused and
+max_scores are refused.
 A [virtual GPU](../vgpu/docs/virtual-gpu.md) runs the kernels of the GPU that it is named after, on the CPU and on
 tensors in host memory. The virtual GPU serves what that GPU serves: `vgpu:h100` as `vgpu:h200`, `vgpu:b300` as
 `vgpu:b200`.

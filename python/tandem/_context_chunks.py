@@ -35,7 +35,7 @@ def chunk_rows(plan: ContextPlan, rank: int, keys: bool) -> list[tuple[tuple[int
     """Returns the chunks of a rank in the order of its rows: (document, number), first row and end."""
     found = plan.kept.get(("chunks", rank, keys))
     if found is None:
-        found = plan.kept["chunks", rank, keys] = []
+        found = []
         documents, positions = plan.documents(rank, keys), plan.positions(rank, keys)
         row = 0
         while row < len(documents):
@@ -43,6 +43,7 @@ def chunk_rows(plan: ContextPlan, rank: int, keys: bool) -> list[tuple[tuple[int
             end = row + chunk_size(plan, *key, keys)
             found.append((key, row, end))
             row = end
+        plan.kept["chunks", rank, keys] = found  # whole, because threads may share a plan
     return found
 
 

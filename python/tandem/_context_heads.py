@@ -74,30 +74,6 @@ class Group(NamedTuple):
     runs: list[Heads]
 
 
-def groups_of(execution: Execution, heads: tuple[int, int], row_bytes: int) -> list[Group]:
-    """Divides all heads into groups. Ranks whose heads are no whole groups of query heads have one group. row_bytes:
-    of a row of one query head.
-    """
-    plan = execution.plan
-    found = [share_of(plan, heads, rank) for rank in range(plan.ranks)]
-    shares, runs = [share for share, _ in found], found[execution.rank][1]
-    of_key_head = heads[0] // heads[1]
-    key_heads = [share.k_end - share.k_begin for share in shares]
-    whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
-    fewest_rows = min(plan.rows(rank)[0] for rank in range(plan.ranks))
-    fewest_bytes = fewest_rows * row_bytes * of_key_head * min(key_heads)
-    count = min(_MOST_GROUPS, min(key_heads), fewest_bytes // _GROUP_BYTES)
-    sums_heads = plan.chunk > 0 and execution.options.get("score_mod") is not None
-    if not whole or count < 2 or execution.bias is not None or sums_heads:
-        return [Group(shares, runs)]
-    groups = []
-    for n in range(count):
-        bounds = [(s.k_begin + k * n // count, s.k_begin + k * (n + 1) // count) for s, k in zip(shares, key_heads)]
-        parts = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
-        groups.append(Group(parts, [parts[execution.rank]]))
-    return groups
-
-
 # Rows of a rank [begin, end), and a tensor with these rows.
 _Piece = tuple[int, int, Tensor]
 
@@ -171,13 +147,10 @@ class _ToHeads:
     """Tensors on their way from the rank's tokens with all heads to all tokens with a group's heads."""
 
     def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
-        rank, own = exchange.rank, group.shares[exchange.rank]
         self.rows = [exchange.rows(kind) for _, kind in tensors]
-        self.batches = []
+        own = [x[:, _slice(group.shares[exchange.rank], kind)] for x, kind in tensors]
+        self.batches = [x.new_empty((rows.total, *x.shape[1:])) for x, rows in zip(own, self.rows)]
         self.arriving: list[tuple[int, _Parcel]] = []
-        for (x, kind), rows in zip(tensors, self.rows):
-            shape = rows.total, *x[:, _slice(own, kind)].shape[1:]
-            self.batches.append(x.new_empty(shape))
         sends, receives = [], []
         for peer in exchange.peers:
             parts = [x[:, _slice(group.shares[peer], kind)] for x, kind in tensors]
@@ -189,8 +162,8 @@ class _ToHeads:
             self.arriving.append((peer, _Parcel(shapes, self.batches)))
             receives.append((peer, self.arriving[-1][1].bytes))
         self.messages = exchange.execution.messages(sends, receives)
-        for (x, kind), rows, batch in zip(tensors, self.rows, self.batches):
-            rows.put(rank, x[:, _slice(own, kind)], batch)
+        for x, rows, batch in zip(own, self.rows, self.batches):
+            rows.put(exchange.rank, x, batch)
 
     def wait(self) -> list[Tensor]:
         self.messages.wait()
@@ -246,15 +219,35 @@ def _slice(share: Heads, kind: int) -> slice:
 
 
 class _Exchange:
-    """The ranks and the rows of an execution by heads."""
+    """The ranks, the rows and the groups of heads of an execution by heads. row_bytes: of a row of one query head."""
 
-    def __init__(self, execution: Execution, device: torch.device) -> None:
+    def __init__(self, execution: Execution, heads: tuple[int, int], row_bytes: int, device: torch.device) -> None:
         self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
         self.peers = [peer for peer in range(self.plan.ranks) if peer != self.rank]
         key = "rows", device
         self._rows = self.plan.kept.get(key)
         if self._rows is None:
             self._rows = self.plan.kept[key] = [_Rows(self.plan, keys, device) for keys in (False, True)]
+        self.groups = self._groups(heads, row_bytes)
+
+    def _groups(self, heads: tuple[int, int], row_bytes: int) -> list[Group]:
+        """Divides all heads into groups. Ranks whose heads are no whole groups of query heads have one group."""
+        found = [share_of(self.plan, heads, rank) for rank in range(self.plan.ranks)]
+        shares, runs = [share for share, _ in found], found[self.rank][1]
+        of_key_head = heads[0] // heads[1]
+        key_heads = [share.k_end - share.k_begin for share in shares]
+        whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
+        fewest_bytes = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
+        count = min(_MOST_GROUPS, min(key_heads), fewest_bytes // _GROUP_BYTES)
+        sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
+        if not whole or count < 2 or self.execution.bias is not None or sums_heads:
+            return [Group(shares, runs)]
+        groups = []
+        for n in range(count):
+            bounds = [(s.k_begin + k * n // count, s.k_begin + k * (n + 1) // count) for s, k in zip(shares, key_heads)]
+            parts = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
+            groups.append(Group(parts, [parts[self.rank]]))
+        return groups
 
     def rows(self, kind: int) -> _Rows:
         return self._rows[kind == _KEYS]
@@ -288,12 +281,12 @@ def forward(
     execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT."""
-    exchange, heads = _Exchange(execution, q.device), (q.shape[1], k.shape[1])
-    groups = groups_of(execution, heads, q.shape[2] * q.element_size())
+    heads = q.shape[1], k.shape[1]
+    exchange = _Exchange(execution, heads, q.shape[2] * q.element_size(), q.device)
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
-    arriving = [_ToHeads(exchange, group, moved) for group in groups]
+    arriving = [_ToHeads(exchange, group, moved) for group in exchange.groups]
     returning, kept = [], []
-    for group, to_heads in zip(groups, arriving):
+    for group, to_heads in zip(exchange.groups, arriving):
         all_q, all_k, all_v, *bias = to_heads.wait()
         parts = []
         for run in group.runs:
@@ -302,8 +295,9 @@ def forward(
             alone = execution.alone(exchange.options(run), run.q_begin, heads[0], _biases(bias, None, at))
             part = _context_torch.forward(alone, all_q[:, at], all_k[:, keys_at], all_v[:, keys_at], own_sink)
             parts.append((part[0], part[1].t()))
-        nothing = q.new_empty((len(all_q), 0, v.shape[-1])), torch.empty((len(all_q), 0), device=q.device)
-        out, lse = (_joined(x) for x in zip(*(parts or [nothing])))
+        if not parts:  # the rank has no heads
+            parts = [(q.new_empty((len(all_q), 0, v.shape[-1])), torch.empty((len(all_q), 0), device=q.device))]
+        out, lse = map(_joined, zip(*parts))
         returning.append(_ToTokens(exchange, group, [(out, _QUERIES), (lse, _QUERIES)]))
         kept += [all_q, all_k, all_v, out, lse, *bias]
     out, lse = q.new_empty((*q.shape[:2], v.shape[-1])), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
@@ -327,15 +321,15 @@ def backward(
     the tensors of forward(). shapes: of q, k and v.
     """
     dout, dlse = tensors["dout"], tensors["dlse"]
-    exchange, heads = _Exchange(execution, dout.device), (shapes[0][1], shapes[1][1])
-    groups = groups_of(execution, heads, shapes[0][2] * dout.element_size())
+    heads = shapes[0][1], shapes[1][1]
+    exchange = _Exchange(execution, heads, shapes[0][2] * dout.element_size(), dout.device)
     moved = [(dout, _QUERIES), *([] if dlse is None else [(dlse.t(), _QUERIES)])]
-    arriving = [_ToHeads(exchange, group, moved) for group in groups]
+    arriving = [_ToHeads(exchange, group, moved) for group in exchange.groups]
     # Gradients of key heads that several ranks share are summed in float32.
-    is_shared = not all(_shares_no_key_head(group) for group in groups)
+    is_shared = not all(_shares_no_key_head(group) for group in exchange.groups)
     own = torch.float32 if is_shared else dtype
-    count, returning = len(tensors["kept"]) // len(groups), []
-    for n, (group, to_heads) in enumerate(zip(groups, arriving)):
+    count, returning = len(tensors["kept"]) // len(exchange.groups), []
+    for n, (group, to_heads) in enumerate(zip(exchange.groups, arriving)):
         whole = dict(zip(_KEPT, tensors["kept"][n * count : (n + 1) * count]))
         whole.update(zip(("dout", "dlse"), to_heads.wait()))
         outputs = _group_backward(exchange, group, whole, (heads[0], own))

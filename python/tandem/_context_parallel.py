@@ -89,7 +89,6 @@ class _Call:
         places = [_gradients.like(x) if w else None for x, w in zip(captured, wanted)]
         if captured:
             outputs["score_mod"] = _score_mod.replaced(self.options["score_mod"], captured, places)
-        del tensors["kept"]
         self.run(_library.tandem_cp_backward, {**tensors, **outputs})
         return [*gradients, dsink, *places]
 
@@ -128,7 +127,8 @@ class _ContextParallel(torch.autograd.Function):
         if dlse is not None or isinstance(ctx.call, _Call):
             dlse = torch.zeros_like(lse) if dlse is None else resolved(dlse)
         tensors = {"q": q, "k": k, "v": v, "bias": bias, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-        tensors["kept"] = kept[: ctx.kept]
+        if ctx.kept:
+            tensors["kept"] = kept[: ctx.kept]
         dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if ctx.needs_input_grad[5] else None
         gradients = ctx.call.backward(tensors, sink, dbias, ctx.needs_input_grad[6:])
         gradients.insert(4, dbias)

@@ -47,7 +47,7 @@ class TorchCall:
         self, tensors: dict[str, Any], sink: Tensor | None, dbias: Tensor | None, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """Returns the gradients of q, k, v, sink and the wanted tensors of score_mod, and fills in dbias. tensors: as
-        forward(), out, lse, dout, dlse, and kept, the further tensors of the forward.
+        forward(), out, lse, dout, dlse, and kept, the further tensors of the forward, if there are any.
         """
         if dbias is not None:
             dbias.zero_()  # columns without a step

@@ -368,9 +368,8 @@ def report(r: Rank, case: str, own: tuple[float, float], alone: tuple[float, flo
 def host_time(r: Rank, tokens: int) -> None:
     """The time in which the host issues both passes, which must stay below the time of the GPU."""
     plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
-    rows = plan.rows(r.rank)
-    q, k, v, dout = (r.random(rows[0], heads_of(r), dim_of(r), seed=n) for n in range(4))
-    both = training(r, lambda *x: r.attend(x, plan, "gather")[0], [x.requires_grad_() for x in (q, k, v)], dout)
+    inputs, dout = inputs_of(r, plan.rows(r.rank), (heads_of(r),) * 2)
+    both = training(r, lambda *x: r.attend(x, plan, "gather")[0], inputs, dout)
     both()
     r.sync()
     start = time.perf_counter()
@@ -414,8 +413,7 @@ def breakdown(r: Rank) -> None:
         plan = r.tandem.ContextPlan(
             [case["tokens"]], r.ranks, causal=True, window=case.get("window"), chunk=case.get("chunk", 0)
         )
-        q, k, v, dout = (r.random(plan.rows(r.rank)[0], HEADS, HEAD_DIM, seed=n) for n in range(4))
-        inputs = [x.requires_grad_() for x in (q, k, v)]
+        inputs, dout = inputs_of(r, plan.rows(r.rank), (HEADS, HEADS))
         both = training(r, lambda *x, plan=plan: r.attend(x, plan, "gather", group=group)[0], inputs, dout)
         both()
         calls = 3

@@ -24,8 +24,10 @@ ACCESS = re.compile(r"(Race reported between|and) (Write|Read) access at (.*?)(?
 
 
 def function_of(text: str) -> str:
-    """Returns the name of a demangled function, without its class, template arguments and parameters."""
-    text = re.sub(r"\boperator\(\)", "operator", text).replace("(anonymous namespace)::", "").replace("->", "")
+    """Returns the name of a demangled function, without its class, template arguments and parameters, or the text if it
+    has no name.
+    """
+    text = re.sub(r"\boperator\(\)", "operator", text)
     plain, depth = "", 0
     for character in text:
         depth += (character == "<") - (character == ">")

@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kTurn = 400'000;  // ops of a cluster before another cluster's turn
 // Turn lengths under random placement: short, for clusters that begin together.
 constexpr uint32_t kShortTurn = 40'000, kBeside = 8;
+// Ops without an event after which a cluster is probably waiting for another one, and its turns from then on.
+constexpr int64_t kWaiting = 10'000, kWaitingTurn = 2'000;
 
 int64_t product(const gpu::Dim3& d) { return int64_t{d.x} * d.y * d.z; }
 
@@ -134,10 +136,10 @@ class Worker {
       if (resident_.empty()) return;
       bool all_idle = true;
       for (auto at = resident_.begin(); at != resident_.end();) {
-        const Turn turn = take_turn(**at, turn_length());
+        const Turn turn = take_turn(**at, turn_length(**at));
         if (turn == Turn::active || turn == Turn::idle) watch_.look(**at);
         if (turn == Turn::stopped) return;
-        all_idle = all_idle && turn == Turn::idle;
+        all_idle = all_idle && (turn == Turn::idle || is_waiting(**at));
         if (turn != Turn::done) {
           ++at;
           continue;
@@ -152,7 +154,11 @@ class Worker {
 
  private:
   bool more_left() const { return grid_->begun.load() < grid_->cluster_count; }
-  int64_t turn_length() { return grid_->options.placement == 0 ? kTurn : 1 + random_.below(kShortTurn); }
+  static bool is_waiting(const Cluster& cluster) { return cluster.idle + cluster.starving > kWaiting; }
+  int64_t turn_length(const Cluster& cluster) {
+    const int64_t length = grid_->options.placement == 0 ? kTurn : 1 + random_.below(kShortTurn);
+    return is_waiting(cluster) ? std::min(length, kWaitingTurn) : length;
+  }
 
   // Returns false if no cluster remains.
   bool start() {

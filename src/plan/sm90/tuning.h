@@ -166,6 +166,10 @@ struct Sm90BackwardTuning {
   // split. The second number of waves is for the schedule rs.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
   double rs_head_split_waves = 2.1;
+  // The most n_blocks of a rotation: every partition of a Hopper GPU has as many SMs. A rotation may take this share of
+  // the time without it.
+  int64_t max_rotated_n_blocks = 16;
+  double rotation_worth = 0.94;
   int64_t max_dq_sums = 16;  // dS in global memory
   double worth = 0.96;       // the largest share of the time for more sums of dq
 
@@ -188,7 +192,7 @@ struct Sm90BackwardTuning {
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
   std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles;
-  std::optional<bool> spt;
+  std::optional<bool> spt, rotates;
 };
 
 struct Sm90Tuning {

@@ -4,8 +4,8 @@
     python bench/tune.py --regret --backward ... --fa3 libfa3_sm90.so --json regret.json    # with the peers' times
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: splits of
-all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), rotations, l2_heads and spt. Wider heads: the
-n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
+all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), rotations, l2_heads and spt. Wider
+heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
 --compile only compiles the kernels of a part of the problems; run several parts at once.
 """
 

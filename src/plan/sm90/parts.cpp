@@ -67,7 +67,7 @@ struct RsSizes {
     double of_tile = static_cast<double>(of_part) * iteration;
     // The n_blocks of a rotation reach each m_block one after the other.
     const int64_t of_sum = ceil_div(n_blocks, parts.dq_splits);
-    if (parts.rotates) of_tile = std::max(of_tile, static_cast<double>(of_sum) * times.dq_wait);
+    if (parts.rotates) of_tile = std::max(of_tile, static_cast<double>(of_sum) * times.rotation_wait);
     double time = times.launch + time_of_tiles(visible, tiles, times.tile, of_tile);
     if (parts.unsplit_tiles > 0)
       time += time_of_tiles(visible, parts.unsplit_tiles, times.tile, static_cast<double>(iterations) * iteration);

@@ -133,12 +133,13 @@ struct Sm90BackwardTimes {
   double iteration;         // an iteration of a CTA
   double narrow_iteration;  // the same with a padded head_dim
   double dq_wait;           // until the next n_block can add its dq
+  double rotation_wait;     // the same in a rotation
   double causal_wait;       // least share of the n_blocks that wait with a mask
   double m_split;           // the additional sums of dk and dv
   double byte_rate;         // bytes of sums per microsecond
 };
-inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 0.6, 9.6, 12.2e6};
-inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 0, 4, 4e6};
+inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 3, 0.6, 9.6, 12.2e6};
+inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 1.64, 0, 4, 4e6};
 
 // Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256. keys: 64 keys of a sum.
 // sum: a sum that waits for the earlier sum. bytes: a CTA's share of the memory's time for a further sum.

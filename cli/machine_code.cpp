@@ -117,7 +117,7 @@ std::optional<Turns> turns_of(const Planned& planned, const gpu::Properties& dev
   constexpr double kLeast = 0.6, kMax = 1.6;
   const auto waiting = [&](double times) {
     HandOver hand_over = hand_over_of(model);
-    hand_over.adds *= times, hand_over.visible *= times;
+    hand_over.adds *= times, hand_over.busy *= times, hand_over.visible *= times;
     const plan::BackwardSchedule& tiling = planned.plan->backward;
     return waiting_of(planned.problem, tiling, model.clocks.step + adding_clocks(tiling.tile), hand_over);
   };

@@ -8,6 +8,17 @@ TANDEM_DEVICE int load_acquire(const int* from) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
+// Loads without memory order. A later fence_gpu() acquires the value.
+TANDEM_DEVICE int load_relaxed(const int* from) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+TANDEM_DEVICE void add_relaxed(int* to, int value) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+// Acquires the values of earlier loads, and releases earlier writes with later additions. PTX ISA "fence".
+TANDEM_DEVICE void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 TANDEM_DEVICE void add_release(int* to, int value) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }

@@ -17,15 +17,15 @@ struct Adder {
   bool taken_before_turn = false;
   // True if the next iteration needs the slot only for its dq. Otherwise the iteration starts when the slot is free.
   bool next_goes_on = false;
-  // True if the thread that adds dq waits for the end of the addition before it starts the next iteration.
-  bool waits_for_addition = false;
+  // True if a block waits for the thread that adds the previous dq.
+  bool waits_for_adder = false;
 };
 
 Adder adder_of(const plan::BackwardKernel& tile) {
   if (const auto* const blackwell = std::get_if<Sm100BackwardConfig>(&tile.kernel))
     return {.taken_before_turn = blackwell->dq_columns() <= blackwell->dq_loaded_columns(),
             .next_goes_on = blackwell->dq_has_place(),
-            .waits_for_addition = true};
+            .waits_for_adder = true};
   return {.next_goes_on = tile.for_hopper().staged()};
 }
 
@@ -64,11 +64,11 @@ class Play {
   double take(double visible) {
     computed_ =
         adder_.next_goes_on ? std::max(computed_ + step_, place_free_) : std::max(computed_, place_free_) + step_;
-    const double free = adder_.waits_for_addition ? std::max(computed_, added_) : computed_;
+    const double free = adder_.waits_for_adder ? std::max(computed_, added_) : computed_;
     const double turn = turns_ ? std::max(free, visible) : free;
     place_free_ = adder_.taken_before_turn ? free : turn;
-    added_ = turn + hand_over_.adds;
-    return added_ + hand_over_.visible;
+    added_ = turn + hand_over_.busy;
+    return turn + hand_over_.adds + hand_over_.visible;
   }
   double end() const { return computed_; }
 

@@ -244,6 +244,7 @@ HandOver hand_over_of(const Modelled& m) {
   if (!blackwell || !m.dq || m.dq->hand_over <= 0) return hand_over;
   constexpr double kPolls = 1.5;  // half of a poll on average, and the next one
   hand_over.adds = m.dq->hand_over;
+  hand_over.busy = m.dq->step;
   hand_over.visible = kPolls * m.latencies.charge(Charge::strong_load).clocks;
   return hand_over;
 }

@@ -66,55 +66,100 @@ template <Sm100BackwardConfig T>
   requires(T.two_pass())
 TANDEM_DEVICE void stage_dq(const BackwardParams&, SharedStorage<T>&) {}
 
+// Where dq of an iteration is added, and the number of n_blocks that add before.
+struct DqTarget {
+  float* sums;
+  int* semaphore;
+  int before;
+};
+template <Sm100BackwardConfig T>
+TANDEM_DEVICE DqTarget dq_target(const BackwardParams& p, const SequenceCoords& sequence, const MBlockIterator<T>& step,
+                                 const NBlockWork& tile) {
+  const i64 at = m_block_at(p, sequence, step.head, step.m_block);
+  return {dq_of_cta(constant<T>, p, at, cta_rank<T>()),
+          p.dq_semaphore + dq_semaphore_at(constant<T>, at, cta_rank<T>()),
+          count_n_blocks_before<T>(p, sequence, step, tile)};
+}
+
 // Adds the staged dq to global memory. A semaphore orders the additions of n_blocks: the first n_block finds 0 and
 // stores. CTAs take tiles in this order and wait only for earlier tiles. In a CTA pair each CTA has half of the queries
 // and a semaphore. The semaphore is released after the additions are complete, not when their source has been read.
 template <Sm100BackwardConfig T>
 struct DqAccumulation {
   static constexpr int kParts = T.dq_columns() / T.dq_part_columns();
-  static constexpr int kInFlight = T.dq_stages - 1;  // parts that may remain incomplete
+  static constexpr int kAtOnce = kParts < T.dq_stages ? kParts : T.dq_stages;  // parts that the slots hold
 
   SharedStorage<T>& s;
   PipelineState<T.dq_stages> full, free;
   int* unreleased = nullptr;  // the semaphore of the previous iteration
+  int next_value = -1;        // of the next iteration's semaphore, if it was loaded
 
   TANDEM_DEVICE void free_slot() {
     mbarrier_arrive(&s.dq_slot_free[free.index]);
     free.advance();
   }
-  // Waits for the additions of the previous iteration and publishes them.
-  TANDEM_DEVICE void release() {
+  // Waits for all additions, the oldest first, and frees their slots.
+  template <int pending>
+  TANDEM_DEVICE void complete_all_but() {
+    if constexpr (pending > 0) {
+      tma_store_wait_read<pending>();
+    } else {
+      tma_store_wait();
+    }
+    free_slot();
+    if constexpr (pending > 0) complete_all_but<pending - 1>();
+  }
+  // Waits for the additions of the previous iteration.
+  TANDEM_DEVICE void complete() {
     if (!unreleased) return;
-    tma_store_wait();
-#pragma unroll
-    for (int n = 0; n < (kParts < kInFlight ? kParts : kInFlight); ++n) free_slot();
+    complete_all_but<kAtOnce - 1>();
     fence_proxy_async_global();
-    add_release(unreleased, 1);
+  }
+  TANDEM_DEVICE void release() {
+    if (unreleased) add_release(unreleased, 1);
     unreleased = nullptr;
   }
-  TANDEM_DEVICE void add(float* sums, int* semaphore, int before) {
-    // The first load overlaps the previous additions. The release precedes the wait for another CTA.
-    bool is_turn = load_acquire(semaphore) >= before;
-    release();
-    while (!is_turn) is_turn = load_acquire(semaphore) >= before;
+  // Releases and loads the next semaphore. One fence releases the additions and acquires the loaded value.
+  TANDEM_DEVICE int release_and_load(const int* next) {
+    const int value = load_relaxed(next);
+    fence_gpu();
+    if (unreleased) add_relaxed(unreleased, 1);
+    unreleased = nullptr;
+    return value;
+  }
+  TANDEM_DEVICE void add_part(const DqTarget& target, int part) {
+    mbarrier_wait(&s.dq_slot_full[full.index], full.phase);
+    float* const to = target.sums + dq_column_at(constant<T>, part * T.dq_part_columns());
+    if (target.before == 0) {
+      bulk_store(to, s.dq[full.index], sizeof s.dq[0]);
+    } else {
+      bulk_add(to, s.dq[full.index], sizeof s.dq[0]);
+    }
+    tma_store_commit();
+    full.advance();
+  }
+  // next: the semaphore of the next iteration.
+  TANDEM_DEVICE void add(const DqTarget& to, const int* next) {
+    complete();
+    // A release takes as long as an addition. The release overlaps the first additions if these wait for no other CTA.
+    if (next_value < to.before) {
+      release();
+      while (load_acquire(to.semaphore) < to.before) continue;
+    } else if (!mbarrier_test(&s.dq_slot_full[full.index], full.phase)) {
+      release();
+    }
     // The async proxy wrote the earlier additions, and it also writes this addition.
     fence_proxy_async_global();
+#pragma unroll
+    for (int part = 0; part < kAtOnce; ++part) add_part(to, part);
+    next_value = release_and_load(next);
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
-      mbarrier_wait(&s.dq_slot_full[full.index], full.phase);
-      float* const to = sums + dq_column_at(constant<T>, part * T.dq_part_columns());
-      if (before == 0) {
-        bulk_store(to, s.dq[full.index], sizeof s.dq[0]);
-      } else {
-        bulk_add(to, s.dq[full.index], sizeof s.dq[0]);
-      }
-      tma_store_commit();
-      full.advance();
-      if (part < kInFlight) continue;
-      tma_store_wait_read<kInFlight>();
+    for (int part = kAtOnce; part < kParts; ++part) {
+      tma_store_wait_read<T.dq_stages - 1>();
       free_slot();
+      add_part(to, part);
     }
-    unreleased = semaphore;
+    unreleased = to.semaphore;
   }
 };
 // One thread calls this function.
@@ -127,13 +172,20 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
     if (tile.n_block < 0) break;
     mbarrier_arrive(&s.kv_empty);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
+    MBlockIterator<T> step(p, tile);
+    if (step.left <= 0) continue;
+    DqTarget next = dq_target<T>(p, sequence, step, tile);
+    bool more = true;
 #pragma unroll 1
-    for (MBlockIterator<T> step(p, tile); step.left > 0; step.advance()) {
-      const i64 at = m_block_at(p, sequence, step.head, step.m_block);
-      accumulation.add(dq_of_cta(constant<T>, p, at, cta_rank<T>()),
-                       p.dq_semaphore + dq_semaphore_at(constant<T>, at, cta_rank<T>()),
-                       count_n_blocks_before<T>(p, sequence, step, tile));
+    while (more) {
+      const DqTarget target = next;
+      step.advance();
+      more = step.left > 0;
+      if (more) next = dq_target<T>(p, sequence, step, tile);
+      accumulation.add(target, next.semaphore);
     }
+    accumulation.next_value = -1;
+    accumulation.complete();
     accumulation.release();
   }
 }

@@ -3,7 +3,7 @@
 # each failure. An H100, an H200 and vgpu:b200 run the experiments that apply to them. The page names the skipped ones.
 #
 #   tools/gpu/day_one.sh [<folder>] [--device cuda:0|vgpu:b200] [--out <folder>] [--only e1-one-cta,e4,...]
-#                        [--full] [--plant descriptor,n,barrier,swizzle,order,stall,fault]
+#                        [--full] [--mps] [--plant descriptor,n,barrier,swizzle,order,stall,fault]
 #
 # The folder is a build folder or an unpacked archive of tools/gpu/day_one/pack.sh; the default is the folder above this
 # script. An archive needs a driver and bash: no compiler, no network, no Python. Each experiment is one process with a
@@ -14,12 +14,13 @@
 # Output: page.txt, page.html and a log of each experiment in --out (day_one.<device>). Exit code 1: something failed.
 #   --full   ten times the launches; also runs tools/gpu/prove.sh and bench/sweep.py, which need python3, torch and a
 #            checkout
+#   --mps    starts an MPS server with pipes in --out for one experiment, and ends the server afterwards
 #   --plant  makes experiments fail on purpose, to test this script
 # Environment: TANDEM_NVRTC (default: the archive's, then as tools/gpu/prove.sh), TANDEM_SM100, TANDEM_CACHE_DIR.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 . "$here/tools/gpu/common.sh"
-build='' device=cuda:0 out='' only='' plant='' full=''
+build='' device=cuda:0 out='' only='' plant='' full='' mps=''
 while [ $# -gt 0 ]; do
   case $1 in
     --device | --out | --only | --plant)
@@ -28,7 +29,8 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     --full) full=yes ;;
-    -*) die "the flag ($1) must be --device, --out, --only, --plant or --full: correct it" ;;
+    --mps) mps=yes ;;
+    -*) die "the flag ($1) must be --device, --out, --only, --plant, --full or --mps: correct it" ;;
     *) build=$1 ;;
   esac
   shift
@@ -60,6 +62,7 @@ experiments() {
   cat << 'LIST'
 tiny|60|A tiny kernel|nothing: the driver or the GPU does not work
 e13|240|E13 kernels compile, load, and have their registers|TANDEM_NVRTC=<the archive's nvrtc/libnvrtc.so.13>; another driver
+e0|60|E0 fences and additions that the clock model charges|nothing: a measurement
 e9|60|E9 loads of tensor memory|nothing: a measurement
 e1-one-cta|60|E1 products of one CTA|TANDEM_DEVICE=cpu: no kernel of this GPU is right
 e2-one-cta|60|E2 widths that are no multiple of 64, one CTA|not needed: the default uses multiples of 64; do not set exact_n
@@ -74,7 +77,7 @@ e4|30|E4 commits without products|TANDEM_SM100=no_two_cta
 e11|30|E11 all pairs of CTAs at once|TANDEM_SM100=no_two_cta if pairs are slower: results are right
 e6|120|E6 semaphores when other work holds SMs|sm_limit: pass the number of free SMs
 e6-green|120|E6 semaphores in a green context of 16 SMs|sm_limit: pass the number of SMs of the context
-e6-mps|1|E6 semaphores under MPS|not tested: run this script under MPS with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30
+e6-mps|180|E6 semaphores under MPS|sm_limit: pass the number of SMs that MPS leaves to the process
 e5|240|E5 back-to-back calls and graphs|TANDEM_SM100=no_overlap,no_two_cta
 e7|150|E7 cluster launch control|TANDEM_SM100=no_clc
 e8|150|E8 clocks of a backward iteration|nothing: a measurement
@@ -141,11 +144,32 @@ recovers() {
   return 1
 }
 
+# Runs a command as the only client of an MPS server, whose pipes are in --out.
+under_mps() { # <seconds> <log> <command...>
+  local pipes
+  pipes=$(mkdir -p "$out/mps" && cd "$out/mps" && pwd)
+  export CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$pipes
+  if nvidia-cuda-mps-control -d > "$2" 2>&1; then
+    export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30
+    bounded "$@"
+    unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+    echo quit | timeout 30 nvidia-cuda-mps-control > "$pipes/quit.log" 2>&1
+  else
+    echo 'nvidia-cuda-mps-control does not start' >> "$2"
+    code=77
+  fi
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
 # Writes <name>.outcome: verdict, seconds, and the sentence.
 run_one() { # <name> <seconds>
   local name=$1 seconds=$2 start=$SECONDS verdict text code=0 command
   command_of "$name"
-  bounded "$seconds" "$out/$name.log" "${command[@]}"
+  if [ "$name" = e6-mps ] && [ -n "$mps" ]; then
+    under_mps "$seconds" "$out/$name.log" "${command[@]}"
+  else
+    bounded "$seconds" "$out/$name.log" "${command[@]}"
+  fi
   case $code in
     0) verdict=ok ;;
     3) verdict=measured ;;

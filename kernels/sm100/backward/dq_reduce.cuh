@@ -24,6 +24,7 @@ TANDEM_DEVICE void stage_iteration(SharedStorage<T>& s, PipelineState<T.dq_stage
       if (const int at = column + n * kColumns; at >= 0) tmem_load(x[n], from + at);
     }
     tmem_wait_load(x);
+    if (column == kFirst && lane == 0) mbarrier_arrive(&s.dq_loaded);
     if (column + kLoaded == end) {
       tcgen05_fence_before();
       __syncwarp();
@@ -91,8 +92,8 @@ struct DqAccumulation {
 
   SharedStorage<T>& s;
   PipelineState<T.dq_stages> full, free;
+  u32 steps = 0;
   int* unreleased = nullptr;  // the semaphore of the previous iteration
-  int next_value = -1;        // of the next iteration's semaphore, if it was loaded
 
   TANDEM_DEVICE void free_slot() {
     mbarrier_arrive(&s.dq_slot_free[free.index]);
@@ -138,21 +139,22 @@ struct DqAccumulation {
     tma_store_commit();
     full.advance();
   }
-  // next: the semaphore of the next iteration.
-  TANDEM_DEVICE void add(const DqTarget& to, const int* next) {
+  // Adds dQ of an iteration. value: of its semaphore, as loaded before. Returns the value of the next semaphore.
+  TANDEM_DEVICE int add(const DqTarget& to, int value, const int* next) {
     complete();
     // A release takes as long as an addition. The release overlaps the first additions if these wait for no other CTA.
-    if (next_value < to.before) {
+    if (value < to.before) {
       release();
       while (load_acquire(to.semaphore) < to.before) continue;
-    } else if (!mbarrier_test(&s.dq_slot_full[full.index], full.phase)) {
+    } else if (!mbarrier_test(&s.dq_loaded, steps & 1)) {
       release();
     }
+    ++steps;
     // The async proxy wrote the earlier additions, and it also writes this addition.
     fence_proxy_async_global();
 #pragma unroll
     for (int part = 0; part < kAtOnce; ++part) add_part(to, part);
-    next_value = release_and_load(next);
+    const int next_value = release_and_load(next);
 #pragma unroll 1
     for (int part = kAtOnce; part < kParts; ++part) {
       tma_store_wait_read<T.dq_stages - 1>();
@@ -160,6 +162,7 @@ struct DqAccumulation {
       add_part(to, part);
     }
     unreleased = to.semaphore;
+    return next_value;
   }
 };
 // One thread calls this function.
@@ -176,15 +179,15 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
     if (step.left <= 0) continue;
     DqTarget next = dq_target<T>(p, sequence, step, tile);
     bool more = true;
+    int value = -1;  // of the next semaphore
 #pragma unroll 1
     while (more) {
       const DqTarget target = next;
       step.advance();
       more = step.left > 0;
       if (more) next = dq_target<T>(p, sequence, step, tile);
-      accumulation.add(target, next.semaphore);
+      value = accumulation.add(target, value, next.semaphore);
     }
-    accumulation.next_value = -1;
     accumulation.complete();
     accumulation.release();
   }

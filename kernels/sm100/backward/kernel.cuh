@@ -30,7 +30,7 @@
 //    q_empty, dout_empty, ring_empty, lse_delta_empty  1, by commit
 //    s_ready, dp_ready, dq_ready, dkv_ready            1, by commit: results in tensor memory
 //    p_ready, ds_ready, s_empty                        4 warps of each MMA warpgroup
-//    dq_empty, dq_slot_full   4 warps
+//    dq_empty, dq_loaded, dq_slot_full   4 warps
 //    dq_slot_free, ds_empty   1: the addition is complete; the store has read dS
 //    kv_empty             all warps that read the tile
 #pragma once

@@ -83,7 +83,7 @@ struct SharedStorage : TwoCtaShared<T>, Operands<T> {
   u64 s_ready[T.s_slots()], dp_ready;
   u64 p_ready[T.p_parts()], ds_ready;                        // 4 warps of each MMA warpgroup
   u64 s_empty;                                               // 4 warps each; dk pass and CTA pair: scores were read
-  u64 dq_ready, dq_empty;                                    // empty: 4 warps have loaded dq
+  u64 dq_ready, dq_empty, dq_loaded;                         // empty: 4 warps have loaded dq; loaded: its first columns
   u64 dq_slot_full[T.dq_stages], dq_slot_free[T.dq_stages];  // full: 4 warps; free: the addition has read the slot
   u64 ds_empty;                                              // dk pass: the store to global memory has read dS
   u64 dkv_ready;                                             // two passes: dk or dv of the tile is complete
@@ -229,6 +229,7 @@ TANDEM_DEVICE void init_barriers(SharedStorage<T>& s) {
   mbarrier_init(&s.ds_ready, kComputeWarps * ctas);
   mbarrier_init(&s.dq_ready, 1);
   mbarrier_init(&s.dq_empty, 4 * ctas);
+  mbarrier_init(&s.dq_loaded, 4);
   for (int i = 0; i < T.dq_stages; ++i) {
     mbarrier_init(&s.dq_slot_full[i], 4);
     mbarrier_init(&s.dq_slot_free[i], 1);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
@@ -112,7 +113,7 @@ Outcome order_of_calls(Lab& lab) {
   };
   const std::string sizes =
       lab.is_virtual() ? "--seqlen-q 140 --seqlen-k 270 " : "--seqlen-q 1024 --seqlen-k 2048 --heads-q 8 --heads-k 8 ";
-  const int launches = lab.count(12'000, 1);
+  const int launches = lab.count(20'000, 1);
   for (const Shape& shape :
        {Shape{"d128", "--head-dim 128 --head-dim-v 128"}, Shape{"d64", "--head-dim 64 --head-dim-v 64"},
         Shape{"(96,48)", "--head-dim 96 --head-dim-v 48"}, Shape{"(192,128)", "--head-dim 192 --head-dim-v 128"},
@@ -140,7 +141,7 @@ Outcome exits(Lab& lab) {
     const char *name, *flags;
     tandem_pass pass;
   };
-  const int launches = lab.count(100'000, 2), replays = lab.is_virtual() ? 0 : lab.count(1000, 0), captured = 100;
+  const int launches = lab.count(125'000, 2), replays = lab.is_virtual() ? 0 : lab.count(1250, 0), captured = 100;
   plan::Tuning tuning = with_switches("clc");
   tuning.sm100.backward.two_cta_clocks = 0;
   lab.gpu().set_tuning(tuning);
@@ -356,9 +357,13 @@ Outcome sweep(Lab& lab) {
                   static_cast<int>(most), " TFLOP/s; the log lists them")};
 }
 
-Outcome under_mps(Lab&) {
-  return {Verdict::skipped,
-          "the kit starts no MPS server: run it under yours with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"};
+Outcome under_mps(Lab& lab) {
+  const char* const percentage = std::getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+  if (percentage == nullptr || lab.is_virtual())
+    return {Verdict::skipped, "only with --mps, which starts an MPS server for this experiment"};
+  Outcome outcome = semaphores(lab);
+  outcome.text += str_cat("; under MPS with ", percentage, " % of the threads");
+  return outcome;
 }
 
 }  // namespace

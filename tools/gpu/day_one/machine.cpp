@@ -82,6 +82,38 @@ Outcome clock_under_load(Lab& lab) {
   return {Verdict::measured, text};
 }
 
+// As in kernels/charges.cuh.
+constexpr unsigned kCharges = 8, kChargedBytes = 32768, kSlotsBytes = 16384;
+
+Outcome charges(Lab& lab) {
+  if (lab.properties().compute_major < 9) return {Verdict::skipped, "this GPU has no bulk additions"};
+  const auto blocks = static_cast<unsigned>(lab.is_virtual() ? 2 : lab.properties().sm_count);
+  const GpuBuffer to(lab.gpu(), "to", size_t{blocks} * kChargedBytes, true),
+      semaphores(lab.gpu(), "semaphores", size_t{blocks} * 128, true),
+      clocks(lab.gpu(), "clocks", size_t{blocks} * kCharges * 4, true);
+  void *to_p = to.address(), *semaphores_p = semaphores.address(), *clocks_p = clocks.address();
+  lab.launch("charges.cuh", "charges", 1, {.blocks = blocks, .threads = 32, .dynamic_smem_bytes = kSlotsBytes},
+             {&to_p, &semaphores_p, &clocks_p}, {&to, &semaphores, &clocks});
+  const std::vector<int> got = clocks.read<int>();
+  if (lab.is_virtual()) return {Verdict::ok, "the kernel runs; time has no meaning on a virtual GPU"};
+  constexpr const char* kNames[kCharges] = {"16 KiB added until complete (model 735)",
+                                            "until read",
+                                            "fence at GPU scope (670)",
+                                            "addition with a fence beside it",
+                                            "load of a semaphore (487)",
+                                            "release (703)",
+                                            "dQ of a pair, release before the next additions",
+                                            "release beside them"};
+  std::string text = "median clocks:";
+  for (unsigned n = 0; n < kCharges; ++n) {
+    std::vector<int> all;
+    for (unsigned block = 0; block < blocks; ++block) all.push_back(got[block * kCharges + n]);
+    std::ranges::nth_element(all, all.begin() + blocks / 2);
+    text += str_cat(n == 0 ? " " : ", ", kNames[n], " ", all[blocks / 2]);
+  }
+  return {Verdict::measured, text};
+}
+
 // The registers of the main kernels as this compiler and driver have them. Kernels with setmaxnreg must begin with
 // 65536 / threads registers, and none may spill.
 Outcome registers(Lab& lab) {
@@ -125,7 +157,7 @@ Outcome registers(Lab& lab) {
 }  // namespace
 
 std::vector<Experiment> machine_experiments() {
-  return {{"tiny", tiny},         {"stall", stall},          {"fault", fault},
+  return {{"tiny", tiny},     {"stall", stall},       {"fault", fault},          {"e0", charges},
           {"e11", pairs_at_once}, {"e12", clock_under_load}, {"e13", registers}};
 }
 

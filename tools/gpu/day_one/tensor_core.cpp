@@ -211,8 +211,18 @@ class ProductTest {
       }
     }
     if (wrong == 0) return "";
+    print(dump);
     return str_cat(wrong, " of ", row_.ctas * 128 * columns_, " sums are wrong (", untouched, " not written, ", outside,
                    " written outside), ", first);
+  }
+
+  // Prints the whole result, with the guards, to the log.
+  void print(const std::vector<float>& dump) const {
+    for (size_t line = 0; line * width() < dump.size(); ++line) {
+      std::printf("%s: CTA %zu lane %zu:", row_.name, line / 128, line % 128);
+      for (int c = 0; c < width(); ++c) std::printf(" %g", dump[line * width() + c]);
+      std::printf("\n");
+    }
   }
 
   Lab& lab_;

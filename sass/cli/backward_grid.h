@@ -12,7 +12,7 @@ namespace tandem::tool {
 // Clocks outside of an iteration.
 struct HandOver {
   double adds = 1800;    // from the turn until the added dq is visible
-  double busy = 1800;    // from the turn until the thread that adds dq can add the next one
+  double busy = 1800;    // from the turn until the next dq can be added
   double visible = 700;  // until the next n_block has seen the added dq
   double tile = 6000;    // last dq of a tile to the next tile's first iteration
 };

@@ -67,7 +67,7 @@ template <Sm100BackwardConfig T>
   requires(T.two_pass())
 TANDEM_DEVICE void stage_dq(const BackwardParams&, SharedStorage<T>&) {}
 
-// Where dq of an iteration is added, and the number of n_blocks that add before.
+// An iteration's sums of dq, their semaphore, and the number of n_blocks that add before.
 struct DqTarget {
   float* sums;
   int* semaphore;
@@ -179,7 +179,7 @@ TANDEM_DEVICE void accumulate_dq(const BackwardParams& p, SharedStorage<T>& s) {
     if (step.left <= 0) continue;
     DqTarget next = dq_target<T>(p, sequence, step, tile);
     bool more = true;
-    int value = -1;  // of the next semaphore
+    int value = -1;  // the next semaphore's
 #pragma unroll 1
     while (more) {
       const DqTarget target = next;

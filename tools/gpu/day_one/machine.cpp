@@ -99,11 +99,11 @@ Outcome charges(Lab& lab) {
   constexpr const char* kNames[kCharges] = {"16 KiB added until complete (model 735)",
                                             "until read",
                                             "fence at GPU scope (670)",
-                                            "addition with a fence beside it",
+                                            "addition and a fence together",
                                             "load of a semaphore (487)",
                                             "release (703)",
                                             "dQ of a pair, release before the next additions",
-                                            "release beside them"};
+                                            "release during them"};
   std::string text = "median clocks:";
   for (unsigned n = 0; n < kCharges; ++n) {
     std::vector<int> all;
@@ -157,7 +157,7 @@ Outcome registers(Lab& lab) {
 }  // namespace
 
 std::vector<Experiment> machine_experiments() {
-  return {{"tiny", tiny},     {"stall", stall},       {"fault", fault},          {"e0", charges},
+  return {{"tiny", tiny},         {"stall", stall},          {"fault", fault},  {"e0", charges},
           {"e11", pairs_at_once}, {"e12", clock_under_load}, {"e13", registers}};
 }
 

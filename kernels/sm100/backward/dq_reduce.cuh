@@ -110,7 +110,8 @@ struct DqAccumulation {
     free_slot();
     if constexpr (pending > 0) complete_all_but<pending - 1>();
   }
-  // Waits for the additions of the previous iteration.
+  // Waits for the additions of the previous iteration. The fence precedes their release, and follows the acquire of the
+  // next semaphore: the async proxy writes every addition.
   TANDEM_DEVICE void complete() {
     if (!unreleased) return;
     complete_all_but<kAtOnce - 1>();
@@ -146,12 +147,11 @@ struct DqAccumulation {
     if (value < to.before) {
       release();
       while (load_acquire(to.semaphore) < to.before) continue;
+      fence_proxy_async_global();
     } else if (!mbarrier_test(&s.dq_loaded, steps & 1)) {
       release();
     }
     ++steps;
-    // The async proxy wrote the earlier additions, and it also writes this addition.
-    fence_proxy_async_global();
 #pragma unroll
     for (int part = 0; part < kAtOnce; ++part) add_part(to, part);
     const int next_value = release_and_load(next);

@@ -30,10 +30,10 @@ if ! "$build/tools/gpu/day_one/day_one" tiny --device vgpu:b200 > "$out/tiny.log
 fi
 export TANDEM_CACHE_DIR=${TANDEM_CACHE_DIR:-$out/cache}
 
-quick=tiny,e1-one-cta,e1-two-ctas,e2-one-cta,e2-two-ctas,e14,e3-products,e4,e6,e7,e9,e11,e12,sweep
+quick=tiny,e0,e1-one-cta,e1-two-ctas,e2-one-cta,e2-two-ctas,e14,e3-products,e4,e6,e6-mps,e7,e9,e11,e12,sweep
 if [ "${2:-}" = all ]; then quick=''; fi
 day_one right 0 ${quick:+--only "$quick"}
-says right '^0 experiments failed\.' '^ok +E1 products of two CTAs' '^skipped +20 shapes' '^ok +E7'
+says right '^0 experiments failed\.' '^ok +E1 products of two CTAs' '^skipped +20 shapes' '^ok +E7' '^ok +E0' 'only with --mps'
 # A second run continues: it runs nothing again.
 day_one right 0 ${quick:+--only "$quick"}
 ! grep -q '^ok ' <(head -n 1 "$out/right.log") || fail "a finished experiment ran again"
@@ -47,6 +47,7 @@ says n 'instruction descriptor 08240490 must be 08200490 \(N is 144, must be 128
 says barrier 'barrier, which expects 2 arrival'
 says swizzle '^ok +E1 products of two CTAs' '^FAILED +E14' 'sums are wrong' \
   'avoid it: TANDEM_SM100=no_two_cta \(only gradients of head_dim 129 to 192'
+grep -q 'dK += dS Q, 32 columns in each CTA: CTA 1 lane 127: ' "$out/swizzle/e14.log" || fail 'a wrong result must be in the log'
 says order '^FAILED +E3' '^ok +E1' 'scores overwrote P' 'avoid it: TANDEM_SM100=wait_products'
 
 # Neither a stall nor a fault keeps the page from being written, nor later experiments from running.

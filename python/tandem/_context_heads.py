@@ -5,23 +5,26 @@ The heads of a rank are divided into groups, so that the messages of a group tra
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tandem import _context_torch
 from tandem._context_captured import in_order
+from tandem._context_copies import Layout, copies_of
 from tandem._context_execution import Biases, Execution
+from tandem._context_head_messages import Route, Rows, Transfer, copy_wide, places_of
 from tandem._context_plan import ContextPlan
 
 # The kinds of tensors: of queries, of keys, and a bias of all heads.
 _QUERIES, _KEYS, _ONE_HEAD = 0, 1, 2
 _Tensors = list[tuple[Tensor, int]]  # with their kinds
+_Wires = list[tuple[int, int]]  # kinds of tensors, and bytes of a row of one head
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ def share_of(plan: ContextPlan, heads: tuple[int, int], rank: int) -> tuple[Head
     return Heads(runs[0].q_begin, runs[-1].q_end, runs[0].k_begin, runs[-1].k_end), runs
 
 
-# The least bytes of a group's queries for each peer, because short messages are slow.
-_GROUP_BYTES = 4 << 20
-_MOST_GROUPS = 2
+# Numbers of groups, and the least bytes of a group's queries for each peer, because short messages are slow. More than
+# two groups of NCCL's messages need too much time of the host.
+_GROUPS: tuple[tuple[int, int], ...] = ((2, 4 << 20),)
+_COPIED_GROUPS: tuple[tuple[int, int], ...] = ((2, 4 << 20), (4, 16 << 20))
 
 
 class Group(NamedTuple):
@@ -74,101 +78,26 @@ class Group(NamedTuple):
     runs: list[Heads]
 
 
-# Rows of a rank [begin, end), and a tensor with these rows.
-_Piece = tuple[int, int, Tensor]
-
-
-class _Rows:
-    """The places of the ranks' queries, or of their keys, in the packed batch."""
-
-    # With more runs a rank, on average, rows are copied by index.
-    _MOST_RUNS = 8
-
-    def __init__(self, plan: ContextPlan, keys: bool, device: torch.device) -> None:
-        indices = [plan.indices(rank, keys) for rank in range(plan.ranks)]
-        self.counts = [len(x) for x in indices]
-        self.total = sum(self.counts)
-        self.runs: list[list[tuple[int, int, int]]] = []  # each rank's rows [begin, end), and the first's place
-        self.indices: list[Tensor] = []
-        cuts = [np.flatnonzero(np.diff(x) != 1) + 1 for x in indices]
-        if sum(map(len, cuts)) > self._MOST_RUNS * plan.ranks:
-            self.indices = [torch.from_numpy(x).to(device) for x in indices]
-            return
-        for x, cut in zip(indices, cuts):
-            begins = [0, *cut.tolist()] if len(x) > 0 else []
-            self.runs.append([(b, e, int(x[b])) for b, e in zip(begins, [*begins[1:], len(x)])])
-
-    def put(self, rank: int, x: Tensor, batch: Tensor) -> None:
-        """Copies the rows of a rank to the packed batch."""
-        if self.indices:
-            batch.index_copy_(0, self.indices[rank], x)
-            return
-        for begin, end, place in self.runs[rank]:
-            _copy(x[begin:end], batch[place : place + end - begin])
-
-    def take(self, rank: int, batch: Tensor) -> list[_Piece]:
-        """Returns the rows of a rank in the packed batch."""
-        if self.indices:
-            return [(0, self.counts[rank], batch.index_select(0, self.indices[rank]))]
-        return [(begin, end, batch[place : place + end - begin]) for begin, end, place in self.runs[rank]]
-
-
-def _copy(x: Tensor, to: Tensor) -> None:
-    """Copies x, by elements of 16 bytes if the tensors permit it: torch copies strided elements one by one."""
-    if x.dtype == to.dtype and _is_wide(x) and _is_wide(to):
-        x, to = x.view(torch.complex128), to.view(torch.complex128)
-    to.copy_(x)
-
-
-_WIDE = 16  # bytes
-
-
-def _is_wide(x: Tensor) -> bool:
-    numbers = (*x.stride()[:-1], x.shape[-1], x.storage_offset())
-    aligned = all(n * x.element_size() % _WIDE == 0 for n in numbers) and x.data_ptr() % _WIDE == 0
-    return aligned and x.stride(-1) == 1
-
-
-class _Parcel:
-    """Tensors that travel between two ranks as one message, because each message costs the host's time."""
-
-    def __init__(self, shapes: list[tuple[int, ...]], like: list[Tensor]) -> None:
-        places = [0]
-        for shape, x in zip(shapes, like):
-            places.append(places[-1] + -(-math.prod(shape) * x.element_size() // _WIDE) * _WIDE)
-        self.bytes = torch.empty(places[-1], dtype=torch.uint8, device=like[0].device)
-        self.tensors = [
-            self.bytes[place : place + math.prod(shape) * x.element_size()].view(x.dtype).view(shape)
-            for place, shape, x in zip(places, shapes, like)
-        ]
-
-
 class _ToHeads:
     """Tensors on their way from the rank's tokens with all heads to all tokens with a group's heads."""
 
-    def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
+    def __init__(self, exchange: _Exchange, number: int, tensors: _Tensors) -> None:
+        group, rank = exchange.groups[number], exchange.rank
         self.rows = [exchange.rows(kind) for _, kind in tensors]
-        own = [x[:, _slice(group.shares[exchange.rank], kind)] for x, kind in tensors]
+        own = [x[:, _slice(group.shares[rank], kind)] for x, kind in tensors]
         self.batches = [x.new_empty((rows.total, *x.shape[1:])) for x, rows in zip(own, self.rows)]
-        self.arriving: list[tuple[int, _Parcel]] = []
-        sends, receives = [], []
+        routes = []
         for peer in exchange.peers:
             parts = [x[:, _slice(group.shares[peer], kind)] for x, kind in tensors]
-            parcel = _Parcel([tuple(x.shape) for x in parts], parts)
-            for x, to in zip(parts, parcel.tensors):
-                _copy(x, to)
-            sends.append((peer, parcel.bytes))
             shapes = [(rows.counts[peer], *x.shape[1:]) for rows, x in zip(self.rows, self.batches)]
-            self.arriving.append((peer, _Parcel(shapes, self.batches)))
-            receives.append((peer, self.arriving[-1][1].bytes))
-        self.messages = exchange.execution.messages(sends, receives)
+            routes.append(Route(peer, [[(0, len(x), x)] for x in parts], [tuple(x.shape) for x in parts], shapes))
+        self.transfer = Transfer(exchange.execution, exchange.copies, number, routes, self.batches)
         for x, rows, batch in zip(own, self.rows, self.batches):
-            rows.put(exchange.rank, x, batch)
+            rows.put(rank, x, batch)
 
     def wait(self) -> list[Tensor]:
-        self.messages.wait()
-        for peer, parcel in self.arriving:
-            for x, rows, batch in zip(parcel.tensors, self.rows, self.batches):
+        for peer, tensors in self.transfer.wait():
+            for x, rows, batch in zip(tensors, self.rows, self.batches):
                 rows.put(peer, x, batch)
         return self.batches
 
@@ -176,42 +105,35 @@ class _ToHeads:
 class _ToTokens:
     """Tensors on their way from all tokens with a group's heads to the rank's tokens with all heads."""
 
-    def __init__(self, exchange: _Exchange, group: Group, tensors: _Tensors) -> None:
-        self.kinds, rank = [kind for _, kind in tensors], exchange.rank
-        batches = [x for x, _ in tensors]
+    def __init__(self, exchange: _Exchange, number: int, tensors: _Tensors) -> None:
+        self.group, self.rank = exchange.groups[number], exchange.rank
+        self.kinds, batches = [kind for _, kind in tensors], [x for x, _ in tensors]
         all_rows = [exchange.rows(kind) for kind in self.kinds]
-        self.parts: list[tuple[Heads, list[list[_Piece]]]] = []  # by rank, and by tensor
-        sends, receives = [], []
-        for peer, share in enumerate(group.shares):
-            pieces = [rows.take(peer, x) for rows, x in zip(all_rows, batches)]
-            if peer == rank:
-                self.parts.append((share, pieces))
-                continue
-            parcel = _Parcel([(rows.counts[peer], *x.shape[1:]) for rows, x in zip(all_rows, batches)], batches)
-            for to, found in zip(parcel.tensors, pieces):
-                for begin, end, x in found:
-                    _copy(x, to[begin:end])
-            sends.append((peer, parcel.bytes))
-            heads = [_slice(share, kind) for kind in self.kinds]
+        pieces = [[rows.take(peer, x) for rows, x in zip(all_rows, batches)] for peer in range(exchange.plan.ranks)]
+        self.own = pieces[self.rank]
+        routes = []
+        for peer in exchange.peers:
+            sent_shapes = [(rows.counts[peer], *x.shape[1:]) for rows, x in zip(all_rows, batches)]
+            heads = [_slice(self.group.shares[peer], kind) for kind in self.kinds]
             shapes = [
-                (rows.counts[rank], h.stop - h.start, *x.shape[2:]) for rows, h, x in zip(all_rows, heads, batches)
+                (rows.counts[self.rank], h.stop - h.start, *x.shape[2:]) for rows, h, x in zip(all_rows, heads, batches)
             ]
-            arriving = _Parcel(shapes, batches)
-            receives.append((peer, arriving.bytes))
-            self.parts.append((share, [[(0, len(x), x)] for x in arriving.tensors]))
-        self.messages = exchange.execution.messages(sends, receives)
+            routes.append(Route(peer, pieces[peer], sent_shapes, shapes))
+        number += len(exchange.groups)
+        self.transfer = Transfer(exchange.execution, exchange.copies, number, routes, batches)
 
     def store(self, results: list[Tensor], adds_keys: bool = False) -> None:
         """Stores the ranks' heads in tensors of all heads, or adds key heads in the order of the ranks."""
-        self.messages.wait()
-        for share, tensors in self.parts:
+        parts = {peer: [[(0, len(x), x)] for x in tensors] for peer, tensors in self.transfer.wait()}
+        parts[self.rank] = self.own
+        for peer, tensors in sorted(parts.items(), key=lambda item: item[0]):
             for result, kind, pieces in zip(results, self.kinds, tensors):
                 for begin, end, x in pieces:
-                    to = result[begin:end, _slice(share, kind)]
+                    to = result[begin:end, _slice(self.group.shares[peer], kind)]
                     if adds_keys and kind == _KEYS:
                         to.add_(x)
                     else:
-                        _copy(x, to)
+                        copy_wide(x, to)
 
 
 def _slice(share: Heads, kind: int) -> slice:
@@ -219,28 +141,48 @@ def _slice(share: Heads, kind: int) -> slice:
 
 
 class _Exchange:
-    """The ranks, the rows and the groups of heads of an execution by heads. row_bytes: of a row of one query head."""
+    """The ranks, the rows and the groups of heads of an execution by heads, and the copies of its pass.
 
-    def __init__(self, execution: Execution, heads: tuple[int, int], row_bytes: int, device: torch.device) -> None:
+    wires: the tensors that travel to heads, and to tokens. count: of groups, for the backward; 0: as many as are fast.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        heads: tuple[int, int],
+        device: torch.device,
+        wires: tuple[_Wires, _Wires],
+        count: int,
+    ) -> None:
         self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
         self.peers = [peer for peer in range(self.plan.ranks) if peer != self.rank]
         key = "rows", device
         self._rows = self.plan.kept.get(key)
         if self._rows is None:
-            self._rows = self.plan.kept[key] = [_Rows(self.plan, keys, device) for keys in (False, True)]
-        self.groups = self._groups(heads, row_bytes)
+            self._rows = self.plan.kept[key] = [Rows(self.plan, keys, device) for keys in (False, True)]
+        # Calls with chunks can have more launches than a stream holds. The host would then wait for a lost rank before
+        # it issues the collective that ends this wait.
+        is_short = self.plan.chunk == 0 and not execution.is_dense
+        copies = copies_of(execution.group, device) if is_short else None
+        row_bytes = wires[0][0][1]
+        self.groups = self._groups(heads, count, row_bytes, _GROUPS if copies is None else _COPIED_GROUPS)
+        self.copies = None if copies is None else copies.begin(execution.group, self._layout(heads, wires))
 
-    def _groups(self, heads: tuple[int, int], row_bytes: int) -> list[Group]:
+    def _groups(
+        self, heads: tuple[int, int], count: int, row_bytes: int, sizes: tuple[tuple[int, int], ...]
+    ) -> list[Group]:
         """Divides all heads into groups. Ranks whose heads are no whole groups of query heads have one group."""
         found = [share_of(self.plan, heads, rank) for rank in range(self.plan.ranks)]
         shares, runs = [share for share, _ in found], found[self.rank][1]
         of_key_head = heads[0] // heads[1]
         key_heads = [share.k_end - share.k_begin for share in shares]
-        whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
-        fewest_bytes = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
-        count = min(_MOST_GROUPS, min(key_heads), fewest_bytes // _GROUP_BYTES)
-        sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
-        if not whole or count < 2 or self.execution.bias is not None or sums_heads:
+        if count == 0:
+            whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
+            fewest_bytes = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
+            sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
+            if whole and self.execution.bias is None and not sums_heads:
+                count = max(min(most, min(key_heads), fewest_bytes // least) for most, least in sizes)
+        if count < 2:
             return [Group(shares, runs)]
         groups = []
         for n in range(count):
@@ -249,7 +191,38 @@ class _Exchange:
             groups.append(Group(parts, [parts[self.rank]]))
         return groups
 
-    def rows(self, kind: int) -> _Rows:
+    def _layout(self, heads: tuple[int, int], wires: tuple[_Wires, _Wires]) -> Layout:
+        """Returns the places of the messages to heads of all groups, and then of the messages to tokens."""
+        key = "copies", heads, len(self.groups), tuple(map(tuple, wires))
+        found = self.plan.kept.get(key)
+        if found is None:
+            ranks, sizes = range(self.plan.ranks), []
+            for to_tokens, group in itertools.product((False, True), self.groups):
+                # The receiver's share arrives of the sender's tokens, or the sender's share of the receiver's tokens.
+                message = [[(a, b) if to_tokens else (b, a) for b in ranks] for a in ranks]
+                sizes.append(
+                    [
+                        [0 if s == t else self._bytes(wires[to_tokens], group.shares[s], t) for s, t in row]
+                        for row in message
+                    ]
+                )
+            found = self.plan.kept[key] = Layout(sizes)
+        return found
+
+    def _bytes(self, wires: _Wires, share: Heads, rank: int) -> int:
+        """Returns the bytes of a message with heads of the tokens of a rank."""
+        shapes = []
+        for kind, row_bytes in wires:
+            heads = _slice(share, kind)
+            shapes.append((self.rows(kind).counts[rank], heads.stop - heads.start, row_bytes))
+        return places_of(shapes, [1] * len(shapes))[-1]
+
+    def end(self) -> None:
+        """Follows the last read of messages."""
+        if self.copies is not None:
+            self.copies.end()
+
+    def rows(self, kind: int) -> Rows:
         return self._rows[kind == _KEYS]
 
     def options(self, run: Heads) -> dict[str, Any]:
@@ -282,11 +255,12 @@ def forward(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT."""
     heads = q.shape[1], k.shape[1]
-    exchange = _Exchange(execution, heads, q.shape[2] * q.element_size(), q.device)
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
-    arriving = [_ToHeads(exchange, group, moved) for group in exchange.groups]
+    returned = [(_QUERIES, v.shape[-1] * q.element_size()), (_QUERIES, torch.float32.itemsize)]  # out and lse
+    exchange = _Exchange(execution, heads, q.device, (_wires(moved), returned), 0)
+    arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
     returning, kept = [], []
-    for group, to_heads in zip(exchange.groups, arriving):
+    for n, (group, to_heads) in enumerate(zip(exchange.groups, arriving)):
         all_q, all_k, all_v, *bias = to_heads.wait()
         parts = []
         for run in group.runs:
@@ -298,15 +272,20 @@ def forward(
         if not parts:  # the rank has no heads
             parts = [(q.new_empty((len(all_q), 0, v.shape[-1])), torch.empty((len(all_q), 0), device=q.device))]
         out, lse = map(_joined, zip(*parts))
-        returning.append(_ToTokens(exchange, group, [(out, _QUERIES), (lse, _QUERIES)]))
+        returning.append(_ToTokens(exchange, n, [(out, _QUERIES), (lse, _QUERIES)]))
         kept += [all_q, all_k, all_v, out, lse, *bias]
     out, lse = q.new_empty((*q.shape[:2], v.shape[-1])), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for to_tokens in returning:
         to_tokens.store([out, lse])
+    exchange.end()
     return out, lse.t().contiguous(), kept
 
 
 _KEPT = ("q", "k", "v", "out", "lse", "bias")
+
+
+def _wires(tensors: _Tensors) -> _Wires:
+    return [(kind, math.prod(x.shape[2:]) * x.element_size()) for x, kind in tensors]
 
 
 def _joined(runs: tuple[Tensor, ...]) -> Tensor:
@@ -322,24 +301,27 @@ def backward(
     """
     dout, dlse = tensors["dout"], tensors["dlse"]
     heads = shapes[0][1], shapes[1][1]
-    exchange = _Exchange(execution, heads, shapes[0][2] * dout.element_size(), dout.device)
     moved = [(dout, _QUERIES), *([] if dlse is None else [(dlse.t(), _QUERIES)])]
-    arriving = [_ToHeads(exchange, group, moved) for group in exchange.groups]
     # Gradients of key heads that several ranks share are summed in float32.
-    is_shared = not all(_shares_no_key_head(group) for group in exchange.groups)
+    plan, count = execution.plan, len(_KEPT) - (execution.bias is None)
+    is_shared = not _shares_no_key_head([share_of(plan, heads, rank)[0] for rank in range(plan.ranks)])
     own = torch.float32 if is_shared else dtype
-    count, returning = len(tensors["kept"]) // len(exchange.groups), []
+    returned = [(kind, shape[2] * own.itemsize) for kind, shape in zip((_QUERIES, _KEYS, _KEYS), shapes)]
+    exchange = _Exchange(execution, heads, dout.device, (_wires(moved), returned), len(tensors["kept"]) // count)
+    arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
+    returning = []
     for n, (group, to_heads) in enumerate(zip(exchange.groups, arriving)):
         whole = dict(zip(_KEPT, tensors["kept"][n * count : (n + 1) * count]))
         whole.update(zip(("dout", "dlse"), to_heads.wait()))
         outputs = _group_backward(exchange, group, whole, (heads[0], own))
-        returning.append(_ToTokens(exchange, group, outputs))
+        returning.append(_ToTokens(exchange, n, outputs))
     create = torch.zeros if is_shared else torch.empty
     results = [create(shape, dtype=own, device=dout.device) for shape in shapes]
     if execution.dbias is not None:
         results.append(_own_dbias(execution.dbias, dout))
     for to_tokens in returning:
         to_tokens.store(results, is_shared)
+    exchange.end()
     if execution.dbias is not None:
         _store_dbias(results.pop(), execution.dbias)
     return [x.to(dtype) for x in results]
@@ -367,9 +349,9 @@ def _group_backward(
     return gradients if dbias is None else [*gradients, (dbias, _QUERIES)]
 
 
-def _shares_no_key_head(group: Group) -> bool:
+def _shares_no_key_head(shares: list[Heads]) -> bool:
     """Returns whether each key head has one rank."""
-    shares = [share for share in group.shares if share.k_begin < share.k_end]
+    shares = [share for share in shares if share.k_begin < share.k_end]
     return all(a.k_end <= b.k_begin for a, b in zip(shares, shares[1:]))
 
 

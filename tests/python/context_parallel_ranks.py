@@ -13,6 +13,7 @@ import traceback
 from datetime import timedelta
 from unittest import mock
 
+import context_copies
 import context_drop_ins
 import numpy as np
 import torch
@@ -167,10 +168,20 @@ def case_head_groups(r):
         options = {"execution": "heads", "sink": sink, "attend": by_torch}
         expected = r.run(plan, batch, **options)
         to_heads = mock.patch.object(_context_heads, "_ToHeads", wraps=_context_heads._ToHeads)
-        with mock.patch.object(_context_heads, "_GROUP_BYTES", 1), to_heads as exchanges:
+        with mock.patch.object(_context_heads, "_GROUPS", ((2, 1),)), to_heads as exchanges:
             expect_accurate(r, plan, batch, options, mask)
             assert exchanges.call_count == 2 * 2
             assert all(torch.equal(x, y) for x, y in zip(r.run(plan, batch, **options), expected))
+
+
+def case_copies(r):
+    """Copies to memory that the ranks share have the bits of messages."""
+    context_copies.check_bits(r, by_torch)
+
+
+def case_refused_copies(r):
+    """All ranks use messages if one rank does not serve copies."""
+    context_copies.check_refusals(r, by_torch)
 
 
 def case_biases(r):

@@ -78,6 +78,7 @@ class Copies:
         self.serves = self.flags is not None and self._reaches_peers(group)
 
     @classmethod
+    @torch.inference_mode(False)  # calls of all modes write to its tensors
     def opened(cls, group: Any, device: torch.device) -> Copies | None:
         """Returns None on all ranks if a rank does not serve copies."""
         driver = _attempt(DRIVERS[device.type], device, group)
@@ -139,6 +140,7 @@ class Copies:
         if addresses[self.rank] is not None:
             _attempt(self.driver.free, addresses[self.rank])
 
+    @torch.inference_mode(False)
     def _grow(self, group: Any, count: int) -> None:
         """Waits for the GPU, because peers still write and this rank still reads the old memory."""
         self.driver.synchronize()

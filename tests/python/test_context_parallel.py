@@ -229,6 +229,49 @@ def test_large_steps_of_chunks_have_no_mask_where_all_keys_are_visible():
         )
 
 
+def test_places_of_copies_are_equal_on_all_ranks_and_disjoint():
+    from tandem import _context_copies, _context_heads
+    from tandem._context_execution import Execution
+
+    device, heads, layouts = torch.device("cpu"), (12, 6), []
+    wires = [(0, 32), (1, 32), (1, 48)], [(0, 48), (0, 4)]
+    for rank in range(3):
+        execution = Execution(tandem.ContextPlan([41, 0, 26], 3, causal=True), rank, None, 1, {})
+        exchange = _context_heads._Exchange(execution, heads, device, wires, 2)
+        assert exchange.copies is None and len(exchange.groups) == 2  # CPU tensors without a group
+        layouts.append(exchange._layout(heads, wires))
+        rows = [exchange.rows(kind).counts for kind in (0, 1)]
+    layout = layouts[0]
+    assert all(x.places == layout.places and x.sizes == layout.sizes for x in layouts)
+    # To heads travel rows of the sender for the receiver's heads: two query heads and one key head in each group.
+    assert len(layout.sizes) == 4
+    for sender in range(3):
+        q, k = rows[0][sender] * 2 * 32, rows[1][sender] * (32 + 48)
+        assert layout.sizes[0][sender][(sender + 1) % 3] == q + k
+        out, lse = rows[0][sender] * 2 * 48, rows[0][sender] * 2 * 4
+        assert layout.sizes[2][(sender + 1) % 3][sender] == out + -(-lse // 16) * 16
+        assert layout.sizes[0][sender][sender] == 0
+    for receiver in range(3):
+        regions = sorted(
+            (layout.places[message][sender][receiver], layout.sizes[message][sender][receiver])
+            for message in range(4)
+            for sender in range(3)
+        )
+        assert all(a + count <= b for (a, count), (b, _) in zip(regions, regions[1:]))
+        assert all(place % 256 == 0 for place, _ in regions) and sum(regions[-1]) <= layout.bytes
+    assert _context_copies.Layout([]).bytes == 0
+
+
+def test_copies_need_rows_that_an_engine_can_read():
+    from tandem._context_copies import NARROW_BYTES, is_direct
+
+    x = torch.zeros(6, 4, NARROW_BYTES // 4)
+    assert is_direct(x) and is_direct(x[:, 1:2]) and is_direct(x[:0, 1:2]) and is_direct(x[:1, 1:3])
+    assert not is_direct(x[:, 1:2, 1:])  # short rows
+    assert not is_direct(x[:, :, 1:]) and not is_direct(x.transpose(1, 2))
+    assert not is_direct(x[:1].expand(6, 4, NARROW_BYTES // 4))
+
+
 def test_shards_have_gradients():
     plan = tandem.ContextPlan([9, 4], 3, seqlens_k=[5, 2])
     x = torch.zeros(7, 2, requires_grad=True)
@@ -255,7 +298,7 @@ def test_varlen_drop_ins_refuse_rows_of_no_sequence():
 
 def test_the_program_for_several_gpus_tries_every_case_on_cpus():
     program = pathlib.Path(__file__).parents[2] / "tools/gpu/context_parallel.py"
-    arguments = ["--cpu", "--ranks", "2", "--only", "check,options", "--seconds", "120"]
+    arguments = ["--cpu", "--ranks", "2", "--only", "check,options,copies,transports", "--seconds", "120"]
     done = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, timeout=240)
     lines = [line for line in done.stdout.splitlines() if "ok   " in line or "WRONG" in line]
-    assert done.returncode == 0 and len(lines) == 69, done.stdout + done.stderr
+    assert done.returncode == 0 and len(lines) == 89, done.stdout + done.stderr

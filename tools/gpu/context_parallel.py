@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times context parallelism on the GPUs of one machine, next to torch's own.
 
-    tools/gpu/context_parallel.py [--ranks 2] [--only check,options,times,breakdown,peer] [--out ranks.json] [--cpu]
+    tools/gpu/context_parallel.py [--ranks 2] [--only check,options,copies,times,...] [--out ranks.json] [--cpu]
 
 The program needs torch with CUDA and NCCL, and tandem installed. The program starts one process for each GPU. NVLink multicast
 stays off.
@@ -10,6 +10,7 @@ check: every execution, forward and gradients, for masks, layouts, packed docume
 against float64 may be twice the errors of one GPU. With chunks the bits must be the bits of one rank.
 options: the same for bias, block masks, dropout, and a score_mod with gradients of its tensors. The library's CPU kernels
 compute the float64 results.
+copies: by heads, copies between GPUs must have the bits of NCCL's messages. transports: the times of both.
 times: causal, 32 heads of 128, bfloat16, forward and backward together. efficiency = time of one GPU / (ranks * time).
 breakdown: the kernels of both passes by torch's profiler. Prints the milliseconds of attention, merges, copies and
 sums, messages, and those in which the stream of attention is idle. The file has every kernel of rank 0.
@@ -38,7 +39,7 @@ import torch.multiprocessing
 
 HEADS, HEAD_DIM = 32, 128
 EXECUTIONS = ("gather", "ring", "heads")
-STEPS = ("check", "options", "times", "breakdown", "peer")
+STEPS = ("check", "options", "copies", "times", "transports", "breakdown", "peer")
 
 
 def parse() -> argparse.Namespace:
@@ -461,10 +462,11 @@ def run(rank: int, port: int, arguments: argparse.Namespace) -> None:
     r.alone = [dist.new_group([n], backend=None if arguments.cpu else "nccl") for n in range(r.ranks)][rank]
     name = "CPU" if r.cpu else torch.cuda.get_device_name()
     r.say(f"torch {torch.__version__}, tandem {r.tandem.__version__}, {r.ranks} x {name}", name=name)
-    from context_options import options  # imports this module
+    from context_copies import copies, transports  # import this module
+    from context_options import options
 
-    steps = {"check": [check], "options": [options], "times": [times], "breakdown": [breakdown], "peer": [] if r.cpu else [peer]}
-    for step in [step for name in arguments.only for step in steps[name]]:
+    steps = [check, options, copies, times, transports, breakdown, *([] if r.cpu else [peer])]
+    for step in [step for name in arguments.only for step in steps if step.__name__ == name]:
         try:
             step(r)
         except Exception:

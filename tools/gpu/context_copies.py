@@ -1,0 +1,181 @@
+"""The steps "copies" and "transports" of context_parallel.py: the execution by heads with copies and with NCCL's messages."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+
+import kernel_times
+import torch
+import torch.distributed as dist
+from context_parallel import calls_of, heads_of, inputs_of, one_gpu, training
+
+# Rows of fewer bytes are packed before they are copied.
+NARROW = {"copies": 1024, "packed copies": 1 << 30, "copies of all rows": 1}
+WAYS = [(name, groups) for name in ("messages", "copies", "packed copies") for groups in (1, 2, 4)]
+
+
+def use(transport: str, groups: int) -> None:
+    """Selects the transport and the number of groups of heads of the next passes, on all ranks."""
+    from tandem import _context_copies, _context_heads
+
+    _context_copies.ENABLED = transport != "messages"
+    _context_copies.NARROW_BYTES = NARROW.get(transport, 0)
+    _context_heads._GROUPS = _context_heads._COPIED_GROUPS = ((groups, 1),)
+
+
+def opened(r, group):
+    """Returns the group's copies, or None."""
+    from tandem import _context_copies
+
+    use("copies", 2)
+    return _context_copies.copies_of(group or dist.group.WORLD, r.device)
+
+
+class Problem:
+    """One attention, whose passes are separate functions."""
+
+    def __init__(self, r, lens, heads, layout, mask, has_sink) -> None:
+        self.r, self.text = r, f"{lens}, {heads} heads, {layout}, {mask}, sink {has_sink}"
+        self.plan = r.tandem.ContextPlan(lens, r.ranks, layout=layout, **mask)
+        self.inputs, self.dout = inputs_of(r, self.plan.rows(r.rank), heads)
+        self.sink = r.random(heads[0], seed=9, dtype=torch.float32).requires_grad_() if has_sink else None
+
+    def forward(self) -> list[torch.Tensor]:
+        return self.r.attend(self.inputs, self.plan, "heads", self.sink)
+
+    def backward(self, out: torch.Tensor, lse: torch.Tensor) -> list[torch.Tensor]:
+        loss = (out.float() * self.dout.float()).sum() + lse.square().sum() * 1e-3
+        inputs = self.inputs if self.sink is None else [*self.inputs, self.sink]
+        return [out.detach(), lse.detach(), *torch.autograd.grad(loss, inputs)]
+
+
+def pause(r, n: int) -> None:
+    """Delays the stream of one rank, so that ranks reach each other's messages at different times."""
+    if not r.cpu and n % r.ranks == r.rank:
+        torch.cuda._sleep(1 + 400_000 * (n % 7))
+
+
+def copies(r) -> None:
+    """Copies must have the bits of messages, while two problems alternate and sizes change."""
+    size = 8 if r.cpu else 128
+    causal, window = {"causal": True}, {"causal": True, "window": (2 * size, None)}
+    cases = [
+        ([33 * size + 5], (8, 8), "balanced", causal, False),
+        ([12 * size, 0, 1, 25 * size + 7], (8, 2), "zigzag", causal, True),
+        ([9 * size], (4, 4), "striped", window, False),  # rows that are copied by index
+        ([64 * size], (16, 16), "balanced", causal, False),
+    ]
+    if r.ranks > 2:
+        cases.append(([20 * size + 1], (8, 2), "contiguous", causal, False))  # ranks share key heads
+    found = opened(r, None)
+    if not r.cpu:
+        r.say(f"{'WRONG' if found is None else 'ok   '} copies: this machine serves copies: {found is not None}",
+              case="copies serve", right=found is not None)
+    problems = [Problem(r, *case) for case in cases]
+    use("messages", 2)
+    expected = [problem.backward(*problem.forward()) for problem in problems]
+    for n in range(20):
+        if r.late():
+            r.say(f"copies: no time left after {n} passes")
+            return
+        # The forwards of two problems come before their backwards.
+        both = [(n + n // 7) % len(problems), (n * 3 + 1) % len(problems)]
+        use([*NARROW][n // 3 % 3], (1, 2, 4)[n % 3])
+        pause(r, n)
+        outs = [problems[i].forward() for i in both]
+        pause(r, 3 * n + 1)
+        results = [problems[i].backward(*out) for i, out in zip(both, outs)]
+        same = all(torch.equal(x, y) for i, result in zip(both, results) for x, y in zip(result, expected[i]))
+        right = r.worst(float(not same))[0] == 0
+        r.say(f"{'ok   ' if right else 'WRONG'} copies, pass {n}: {problems[both[0]].text}; {problems[both[1]].text}",
+              case=f"copies {n}", right=right)
+    if found is not None:
+        r.say(f"copies: {found.number} passes, {found.capacity >> 20} MiB of regions on each rank")
+
+
+def rates(r, group) -> None:
+    """The rates of copies to one peer, by all ranks at once: whole, and of rows of some bytes."""
+    found, count = opened(r, group), 128 << 20
+    if found is None:
+        r.say("transports: copies are not served")
+        return
+    driver, peer = found.driver, (r.rank + 1) % r.ranks
+    addresses = found._share(group, count)
+    x = torch.zeros((1, count), dtype=torch.uint8, device=r.device)
+    for width in (count, 4096, 2048, 1024, 512, 256):
+        rows = x if width == count else torch.zeros((count // width, 2 * width), dtype=torch.uint8, device=r.device)
+        rows = rows[:, :width]
+        durations = []
+        for _ in range(4):
+            r.sync()
+            dist.barrier(r.host)
+            start = time.perf_counter()
+            with driver.on_device():
+                for _ in range(5):
+                    driver.copy(driver.copy_stream(peer), addresses[peer], rows)
+            r.sync()
+            durations.append((time.perf_counter() - start) / 5)
+        rate = count / r.worst(min(durations[1:]))[0] / 1e9
+        r.say(f"rate of copies, rows of {width} bytes: {rate:.0f} GB/s", case=f"rate {width}", rate=rate)
+    dist.barrier(r.host)
+    found._release(group, addresses)
+
+
+def transports(r) -> None:
+    """Times both transports by turns, with several numbers of groups, and prints the kernels of the fastest."""
+    group = None
+    if not r.cpu:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        group = dist.new_group(list(range(r.ranks)), backend="nccl", pg_options=options)
+        rates(r, group)
+    for tokens in r.arguments.tokens if not r.cpu else [64]:
+        alone = one_gpu(r, [tokens], (heads_of(r),) * 2, None)
+        plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
+        inputs, dout = inputs_of(r, plan.rows(r.rank), (heads_of(r),) * 2)
+        both = training(r, lambda *x, plan=plan: r.attend(x, plan, "heads", group=group)[0], inputs, dout)
+        times: dict[tuple, list] = {way: [] for way in WAYS}
+        for n, way in itertools.product(range(7 if not r.cpu else 2), WAYS):
+            use(*way)
+            both()
+            r.sync()
+            dist.barrier(r.host)
+            start = time.perf_counter()
+            for _ in range(calls_of(r, tokens)):
+                both()
+            r.sync()
+            if n > 0:
+                times[way].append(1e3 * (time.perf_counter() - start) / calls_of(r, tokens))
+        medians = {way: r.worst(statistics.median(x), min(x)) for way, x in times.items()}
+        for way, (median, least) in medians.items():
+            r.say(f"time {tokens} tokens, heads, {way[0]}, {way[1]} groups: median {median:.3f} ms, least {least:.3f}, "
+                  f"efficiency {alone[1] / r.ranks / median:.3f}",
+                  case=f"{tokens} tokens, {way}", milliseconds=[median, least], one_gpu=alone)
+        for way in [min((way for way in WAYS if way[0] == name), key=medians.get) for name in ("messages", "copies")]:
+            use(*way)
+            explain(r, f"{tokens} tokens, {way[0]}, {way[1]} groups", both)
+        if r.late(0.7):
+            r.say("transports: no time left")
+            return
+
+
+def explain(r, case: str, both) -> None:
+    """Prints the host's time of both passes, and the times of their kernels."""
+    both()
+    r.sync()
+    start = time.perf_counter()
+    both()
+    host = 1e3 * (time.perf_counter() - start)
+    r.sync()
+    r.say(f"host: {case} are issued in {r.worst(host)[0]:.3f} ms", host=host)
+    if r.cpu:
+        return
+    kernels = kernel_times.profiled(both, 3)
+    lines = [None] * r.ranks
+    dist.all_gather_object(lines, kernel_times.by_kind(kernels, 3), group=r.host)
+    for rank, line in enumerate(lines):
+        r.say(f"breakdown {case}, rank {rank}: " + ", ".join(f"{name} {ms:.3f}" for name, ms in line.items()),
+              case=f"breakdown {case}", rank=rank, milliseconds=line)
+    r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
+                                                          for a, b, c, d in kernels]})

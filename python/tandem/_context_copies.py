@@ -253,7 +253,8 @@ def _all(group: Any, device: torch.device, value: bool) -> bool:
     return all(x.item() for x in all_gathered(own, group))
 
 
-_copies: Any = weakref.WeakKeyDictionary()  # a group's Copies or None by device; memory lives as long as the process
+# Copies or None by device, for each group. Memory that peers have opened lives as long as the process.
+_copies: Any = weakref.WeakKeyDictionary()
 
 
 def copies_of(group: Any, device: torch.device) -> Copies | None:

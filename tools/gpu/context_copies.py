@@ -1,10 +1,17 @@
-"""The steps "copies" and "transports" of context_parallel.py: the execution by heads with copies and with NCCL's messages."""
+"""The steps "copies" and "transports" of context_parallel.py: the execution by heads with copies and with NCCL's messages.
+
+As a program, this file loses the second of two ranks within a pass. The first one must end by torch's watchdog.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
+import sys
 import time
+from datetime import timedelta
+from unittest import mock
 
 import kernel_times
 import torch
@@ -179,3 +186,55 @@ def explain(r, case: str, both) -> None:
               case=f"breakdown {case}", rank=rank, milliseconds=line)
     r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
                                                           for a, b, c, d in kernels]})
+
+
+SECONDS = 20
+
+
+def lose(rank: int, folder: str) -> None:
+    """Rank 1 leaves after its first messages of the second pass."""
+    torch.cuda.set_device(rank)
+    timeout = timedelta(seconds=SECONDS)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/group", rank=rank, world_size=2, timeout=timeout)
+    import tandem
+    from tandem import _context_copies, _context_heads
+
+    plan = tandem.ContextPlan([2048], 2, causal=True)
+    q = torch.randn(plan.rows(rank)[0], 4, 128, device="cuda", dtype=torch.bfloat16)
+
+    def forward():
+        with torch.no_grad():
+            tandem.context_parallel(q, q, q, plan=plan, execution="heads")
+        torch.cuda.synchronize()
+
+    forward()
+    served = _context_copies.copies_of(dist.group.WORLD, q.device) is not None
+    print(f"rank {rank}: one pass is done, copies served: {served}", flush=True)
+    if rank == 1:
+        mock.patch.object(_context_heads.Transfer, "wait", side_effect=lambda: os._exit(0)).start()
+    forward()
+    print("WRONG: the pass ended without rank 1", flush=True)
+
+
+def main() -> int:
+    import multiprocessing
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        processes = [context.Process(target=lose, args=(rank, folder)) for rank in range(2)]
+        start = time.perf_counter()
+        for process in processes:
+            process.start()
+        processes[0].join(SECONDS + 90)
+        code = processes[0].exitcode
+        for process in processes:
+            process.kill()
+    right = code is not None and code != 0
+    print(f"{'ok   ' if right else 'WRONG'} lost rank: the other rank ended with {code} after "
+          f"{time.perf_counter() - start:.0f} s, of which the group's timeout is {SECONDS}")
+    return int(not right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -65,10 +65,11 @@ def share_of(plan: ContextPlan, heads: tuple[int, int], rank: int) -> tuple[Head
     return Heads(runs[0].q_begin, runs[-1].q_end, runs[0].k_begin, runs[-1].k_end), runs
 
 
-# Numbers of groups, and the least bytes of a group's queries for each peer, because short messages are slow. More than
-# two groups of NCCL's messages need too much time of the host.
-_GROUPS: tuple[tuple[int, int], ...] = ((2, 4 << 20),)
-_COPIED_GROUPS: tuple[tuple[int, int], ...] = ((2, 4 << 20), (4, 16 << 20))
+# Parts of the heads in each group, and the least bytes of a rank's queries for each peer: short messages are slow. The
+# last entry that fits is used. More than two groups of NCCL's messages need too much time of the host.
+_Parts = tuple[int, ...]
+_GROUPS: tuple[tuple[_Parts, int], ...] = (((1, 1), 8 << 20),)
+_COPIED_GROUPS: tuple[tuple[_Parts, int], ...] = (((1, 1), 8 << 20), ((1, 1, 1, 1), 64 << 20))
 
 
 class Group(NamedTuple):
@@ -143,7 +144,7 @@ def _slice(share: Heads, kind: int) -> slice:
 class _Exchange:
     """The ranks, the rows and the groups of heads of an execution by heads, and the copies of its pass.
 
-    wires: the tensors that travel to heads, and to tokens. count: of groups, for the backward; 0: as many as are fast.
+    wires: the tensors that travel to heads, and to tokens. parts: of the groups, for the backward; (): fast ones.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class _Exchange:
         heads: tuple[int, int],
         device: torch.device,
         wires: tuple[_Wires, _Wires],
-        count: int,
+        parts: _Parts,
     ) -> None:
         self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
         self.peers = [peer for peer in range(self.plan.ranks) if peer != self.rank]
@@ -164,36 +165,40 @@ class _Exchange:
         # it issues the collective that ends this wait.
         is_short = self.plan.chunk == 0 and not execution.is_dense
         copies = copies_of(execution.group, device) if is_short else None
-        row_bytes = wires[0][0][1]
-        self.groups = self._groups(heads, count, row_bytes, _GROUPS if copies is None else _COPIED_GROUPS)
+        self.parts = parts or self._fast_parts(heads, wires[0][0][1], _GROUPS if copies is None else _COPIED_GROUPS)
+        self.groups = self._groups(heads)
         self.copies = None if copies is None else copies.begin(execution.group, self._layout(heads, wires))
 
-    def _groups(
-        self, heads: tuple[int, int], count: int, row_bytes: int, sizes: tuple[tuple[int, int], ...]
-    ) -> list[Group]:
-        """Divides all heads into groups. Ranks whose heads are no whole groups of query heads have one group."""
-        found = [share_of(self.plan, heads, rank) for rank in range(self.plan.ranks)]
-        shares, runs = [share for share, _ in found], found[self.rank][1]
+    def _fast_parts(self, heads: tuple[int, int], row_bytes: int, sizes: tuple[tuple[_Parts, int], ...]) -> _Parts:
+        """Ranks whose heads are no whole groups of query heads have one group."""
+        shares = [share_of(self.plan, heads, rank)[0] for rank in range(self.plan.ranks)]
         of_key_head = heads[0] // heads[1]
         key_heads = [share.k_end - share.k_begin for share in shares]
-        if count == 0:
-            whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
-            fewest_bytes = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
-            sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
-            if whole and self.execution.bias is None and not sums_heads:
-                count = max(min(most, min(key_heads), fewest_bytes // least) for most, least in sizes)
-        if count < 2:
-            return [Group(shares, runs)]
-        groups = []
-        for n in range(count):
-            bounds = [(s.k_begin + k * n // count, s.k_begin + k * (n + 1) // count) for s, k in zip(shares, key_heads)]
-            parts = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
-            groups.append(Group(parts, [parts[self.rank]]))
+        whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
+        sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
+        if not whole or self.execution.bias is not None or sums_heads:
+            return (1,)
+        count = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
+        return [(1,), *(parts for parts, least in sizes if sum(parts) <= min(key_heads) and least <= count)][-1]
+
+    def _groups(self, heads: tuple[int, int]) -> list[Group]:
+        """Divides all heads into groups."""
+        found = [share_of(self.plan, heads, rank) for rank in range(self.plan.ranks)]
+        shares = [share for share, _ in found]
+        if len(self.parts) == 1:
+            return [Group(shares, found[self.rank][1])]
+        of_key_head, groups = heads[0] // heads[1], []
+        ends = list(itertools.accumulate(self.parts, initial=0))
+        for first, last in zip(ends, ends[1:]):
+            counts = [(s.k_begin, s.k_end - s.k_begin) for s in shares]
+            bounds = [(k + n * first // ends[-1], k + n * last // ends[-1]) for k, n in counts]
+            own = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
+            groups.append(Group(own, [own[self.rank]]))
         return groups
 
     def _layout(self, heads: tuple[int, int], wires: tuple[_Wires, _Wires]) -> Layout:
         """Returns the places of the messages to heads of all groups, and then of the messages to tokens."""
-        key = "copies", heads, len(self.groups), tuple(map(tuple, wires))
+        key = "copies", heads, self.parts, tuple(map(tuple, wires))
         found = self.plan.kept.get(key)
         if found is None:
             ranks, sizes = range(self.plan.ranks), []
@@ -252,12 +257,14 @@ def _biases(bias: list[Tensor], dbias: Tensor | None, heads: slice) -> Biases:
 
 def forward(
     execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT."""
+) -> tuple[Tensor, Tensor, list[Tensor], _Parts]:
+    """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT, and the
+    parts of the groups.
+    """
     heads = q.shape[1], k.shape[1]
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
     returned = [(_QUERIES, v.shape[-1] * q.element_size()), (_QUERIES, torch.float32.itemsize)]  # out and lse
-    exchange = _Exchange(execution, heads, q.device, (_wires(moved), returned), 0)
+    exchange = _Exchange(execution, heads, q.device, (_wires(moved), returned), ())
     arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
     returning, kept = [], []
     for n, (group, to_heads) in enumerate(zip(exchange.groups, arriving)):
@@ -278,7 +285,7 @@ def forward(
     for to_tokens in returning:
         to_tokens.store([out, lse])
     exchange.end()
-    return out, lse.t().contiguous(), kept
+    return out, lse.t().contiguous(), kept, exchange.parts
 
 
 _KEPT = ("q", "k", "v", "out", "lse", "bias")
@@ -296,20 +303,20 @@ def _joined(runs: tuple[Tensor, ...]) -> Tensor:
 def backward(
     execution: Execution, tensors: dict[str, Any], shapes: Sequence[tuple[int, ...]], dtype: torch.dtype
 ) -> list[Tensor]:
-    """Returns the gradients of q, k and v in a type, and fills in the execution's dbias. tensors: dout, dlse, and kept,
-    the tensors of forward(). shapes: of q, k and v.
+    """Returns the gradients of q, k and v in a type, and fills in the execution's dbias. tensors: dout, dlse, and kept
+    and parts, the results of forward(). shapes: of q, k and v.
     """
     dout, dlse = tensors["dout"], tensors["dlse"]
     heads = shapes[0][1], shapes[1][1]
     moved = [(dout, _QUERIES), *([] if dlse is None else [(dlse.t(), _QUERIES)])]
     # Gradients of key heads that several ranks share are summed in float32.
-    plan, count = execution.plan, len(_KEPT) - (execution.bias is None)
+    plan = execution.plan
     is_shared = not _shares_no_key_head([share_of(plan, heads, rank)[0] for rank in range(plan.ranks)])
     own = torch.float32 if is_shared else dtype
     returned = [(kind, shape[2] * own.itemsize) for kind, shape in zip((_QUERIES, _KEYS, _KEYS), shapes)]
-    exchange = _Exchange(execution, heads, dout.device, (_wires(moved), returned), len(tensors["kept"]) // count)
+    exchange = _Exchange(execution, heads, dout.device, (_wires(moved), returned), tensors["parts"])
     arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
-    returning = []
+    count, returning = len(tensors["kept"]) // len(exchange.groups), []
     for n, (group, to_heads) in enumerate(zip(exchange.groups, arriving)):
         whole = dict(zip(_KEPT, tensors["kept"][n * count : (n + 1) * count]))
         whole.update(zip(("dout", "dlse"), to_heads.wait()))

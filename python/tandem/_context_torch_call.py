@@ -40,7 +40,8 @@ class TorchCall:
         qkv = [tensors[name] for name in ("q", "k", "v")]
         self.shapes, self.dtype = [tuple(x.shape) for x in qkv], qkv[0].dtype
         if self.by_heads:
-            return _context_heads.forward(execution, *qkv, sink)
+            out, lse, kept, self.parts = _context_heads.forward(execution, *qkv, sink)
+            return out, lse, kept
         return *_context_torch.forward(execution, *qkv, sink), []
 
     def backward(
@@ -57,6 +58,7 @@ class TorchCall:
         execution = replace(self.execution, bias=tensors["bias"], dbias=dbias, captured=captured)
         gradients: list[Tensor | None]
         if self.by_heads:
+            tensors = {**tensors, "parts": self.parts}
             gradients = [*_context_heads.backward(execution, tensors, self.shapes, self.dtype)]
         else:
             gradients = [*_context_torch.backward(execution, tensors, self.dtype)]

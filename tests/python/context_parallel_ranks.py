@@ -168,7 +168,7 @@ def case_head_groups(r):
         options = {"execution": "heads", "sink": sink, "attend": by_torch}
         expected = r.run(plan, batch, **options)
         to_heads = mock.patch.object(_context_heads, "_ToHeads", wraps=_context_heads._ToHeads)
-        with mock.patch.object(_context_heads, "_GROUPS", ((2, 1),)), to_heads as exchanges:
+        with mock.patch.object(_context_heads, "_GROUPS", (((1, 1), 1),)), to_heads as exchanges:
             expect_accurate(r, plan, batch, options, mask)
             assert exchanges.call_count == 2 * 2
             assert all(torch.equal(x, y) for x, y in zip(r.run(plan, batch, **options), expected))

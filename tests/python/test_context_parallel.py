@@ -237,7 +237,7 @@ def test_places_of_copies_are_equal_on_all_ranks_and_disjoint():
     wires = [(0, 32), (1, 32), (1, 48)], [(0, 48), (0, 4)]
     for rank in range(3):
         execution = Execution(tandem.ContextPlan([41, 0, 26], 3, causal=True), rank, None, 1, {})
-        exchange = _context_heads._Exchange(execution, heads, device, wires, 2)
+        exchange = _context_heads._Exchange(execution, heads, device, wires, (1, 1))
         assert exchange.copies is None and len(exchange.groups) == 2  # CPU tensors without a group
         layouts.append(exchange._layout(heads, wires))
         rows = [exchange.rows(kind).counts for kind in (0, 1)]

@@ -20,23 +20,28 @@ from context_parallel import calls_of, heads_of, inputs_of, one_gpu, training
 
 # Rows of fewer bytes are packed before they are copied.
 NARROW = {"copies": 1024, "packed copies": 1 << 30, "copies of all rows": 1}
-WAYS = [(name, groups) for name in ("messages", "copies", "packed copies") for groups in (1, 2, 4)]
+# Parts of the heads in each group.
+PARTS = (1,), (1, 1), (1, 1, 1, 1), (1, 2, 1), (1, 3, 3, 1), (1, 2, 2, 2, 1)
+WAYS = [(name, parts) for name in ("messages", "copies") for parts in PARTS]
+WAYS += [("packed copies", parts) for parts in PARTS[1:3]]
 
 
-def use(transport: str, groups: int) -> None:
-    """Selects the transport and the number of groups of heads of the next passes, on all ranks."""
+def use(transport: str, parts: tuple[int, ...]) -> None:
+    """Selects the transport and the groups of heads of the next passes, on all ranks. Ranks with fewer heads than parts
+    have one group.
+    """
     from tandem import _context_copies, _context_heads
 
     _context_copies.ENABLED = transport != "messages"
     _context_copies.NARROW_BYTES = NARROW.get(transport, 0)
-    _context_heads._GROUPS = _context_heads._COPIED_GROUPS = ((groups, 1),)
+    _context_heads._GROUPS = _context_heads._COPIED_GROUPS = ((parts, 1),)
 
 
 def opened(r, group):
     """Returns the group's copies, or None."""
     from tandem import _context_copies
 
-    use("copies", 2)
+    use("copies", (1, 1))
     return _context_copies.copies_of(group or dist.group.WORLD, r.device)
 
 
@@ -81,7 +86,7 @@ def copies(r) -> None:
         r.say(f"{'WRONG' if found is None else 'ok   '} copies: this machine serves copies: {found is not None}",
               case="copies serve", right=found is not None)
     problems = [Problem(r, *case) for case in cases]
-    use("messages", 2)
+    use("messages", (1, 1))
     expected = [problem.backward(*problem.forward()) for problem in problems]
     for n in range(20):
         if r.late():
@@ -89,7 +94,7 @@ def copies(r) -> None:
             return
         # The forwards of two problems come before their backwards.
         both = [(n + n // 7) % len(problems), (n * 3 + 1) % len(problems)]
-        use([*NARROW][n // 3 % 3], (1, 2, 4)[n % 3])
+        use([*NARROW][n // 3 % 3], PARTS[:4][n % 4])
         pause(r, n)
         outs = [problems[i].forward() for i in both]
         pause(r, 3 * n + 1)
@@ -156,12 +161,12 @@ def transports(r) -> None:
                 times[way].append(1e3 * (time.perf_counter() - start) / calls_of(r, tokens))
         medians = {way: r.worst(statistics.median(x), min(x)) for way, x in times.items()}
         for way, (median, least) in medians.items():
-            r.say(f"time {tokens} tokens, heads, {way[0]}, {way[1]} groups: median {median:.3f} ms, least {least:.3f}, "
+            r.say(f"time {tokens} tokens, heads, {way[0]}, parts {way[1]}: median {median:.3f} ms, least {least:.3f}, "
                   f"efficiency {alone[1] / r.ranks / median:.3f}",
                   case=f"{tokens} tokens, {way}", milliseconds=[median, least], one_gpu=alone)
         for way in [min((way for way in WAYS if way[0] == name), key=medians.get) for name in ("messages", "copies")]:
             use(*way)
-            explain(r, f"{tokens} tokens, {way[0]}, {way[1]} groups", both)
+            explain(r, f"{tokens} tokens, {way[0]}, parts {way[1]}", both)
         if r.late(0.7):
             r.say("transports: no time left")
             return

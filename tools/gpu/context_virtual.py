@@ -151,7 +151,7 @@ def main() -> int:
     open_device(arguments[0] if arguments else "vgpu:h200")
     generator, wrong = torch.Generator().manual_seed(1), 0
     _context_chunks._LARGE = 1 << 12  # small problems have large steps too
-    _context_heads._GROUPS = ((2, 1),)  # and several groups of heads
+    _context_heads._GROUPS = (((1, 1), 1),)  # and several groups of heads
     by_position = {"mask_mod": _context_parallel._bound("k <= q", "mask_mod")}
     documents, causal = [330, 0, 1, 150], {"causal": True}
     # Lengths, the mask of the plan, the whole mask, and expressions.

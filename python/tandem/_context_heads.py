@@ -258,8 +258,8 @@ def _biases(bias: list[Tensor], dbias: Tensor | None, heads: slice) -> Biases:
 def forward(
     execution: Execution, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor, list[Tensor], _Parts]:
-    """Returns out and lse of the rank's rows, and what the backward reads: of each group the tensors of _KEPT, and the
-    parts of the groups.
+    """Returns out and lse of the rank's rows, the tensors that the backward reads, and the parts of the groups. The
+    backward reads the tensors of _KEPT of each group.
     """
     heads = q.shape[1], k.shape[1]
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]

@@ -272,6 +272,22 @@ def test_copies_need_rows_that_an_engine_can_read():
     assert not is_direct(x[:1].expand(6, 4, NARROW_BYTES // 4))
 
 
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
+def test_copies_need_a_group_that_ends_lost_ranks(monkeypatch, name):
+    from tandem._context_copies_cuda import _ends_lost_ranks
+
+    for variable in ("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT"):
+        for prefix in ("TORCH_NCCL_", "NCCL_"):
+            monkeypatch.delenv(prefix + variable, raising=False)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group: group)
+    assert _ends_lost_ranks("cpu:gloo,cuda:nccl") and not _ends_lost_ranks("cpu:gloo,cuda:gloo")
+    for handling, serves in (("0", False), ("1", True), ("2", False), ("3", True)):
+        monkeypatch.setenv(name, handling)
+        assert _ends_lost_ranks("cuda:nccl") == serves
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    assert not _ends_lost_ranks("cuda:nccl")
+
+
 def test_shards_have_gradients():
     plan = tandem.ContextPlan([9, 4], 3, seqlens_k=[5, 2])
     x = torch.zeros(7, 2, requires_grad=True)

@@ -8,6 +8,7 @@ each other. The receiver also writes the number to a flag of each sender after i
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tandem._context_copies_cuda import CudaDriver
+from tandem._context_copies_cuda import CudaDriver, Strip
 from tandem._context_transport import all_gathered
 
 # False: messages of the group carry everything. All ranks must have the same value.
@@ -25,8 +26,11 @@ ENABLED = True
 # The most bytes of a rank's regions. Passes with more use messages of the group.
 MOST_BYTES = 2 << 30
 MOST_RANKS = 16
-# Rows of fewer bytes that are not contiguous are packed first, because engines copy short rows slowly.
-NARROW_BYTES = 1024
+# Rows of fewer bytes that are not contiguous are packed first. On H200s rows of 256 bytes are as fast as whole tensors.
+NARROW_BYTES = 256
+# Parts of the heads in each group. Ranks with fewer bytes of queries for each peer have one group, because every group
+# needs time of the host.
+PARTS, LEAST_BYTES = (1, 2, 1), 64 << 20
 
 DRIVERS: dict[str, Any] = {"cuda": CudaDriver}  # by type of device
 _ALIGNMENT = 256
@@ -51,14 +55,18 @@ class Layout:
                 self.places[-1].append(list(ends))
                 ends = [end + -(-count // _ALIGNMENT) * _ALIGNMENT for end, count in zip(ends, row)]
         self.bytes = max(ends, default=0)
+        # The tensors that arrive at a rank with its memory, which are the same in each pass.
+        self.arriving: dict[Any, tuple[Tensor, list[Tensor]]] = {}
 
 
-def is_direct(x: Tensor) -> bool:
-    """Returns whether an engine copies the rows of x fast where they are."""
-    if x.is_contiguous():
-        return True
-    row = x[0]
-    return row.is_contiguous() and x.stride(0) >= row.numel() and row.numel() * x.element_size() >= NARROW_BYTES
+def strip_of(x: Tensor, heads: slice) -> Strip | None:
+    """Returns heads of all rows of x, (rows, heads, ...). None: an engine would not copy these rows fast."""
+    size, strides, inner = x.element_size(), x.stride(), math.prod(x.shape[2:])
+    is_compact = strides[1] == inner and (x.dim() == 2 or (strides[2] == 1 and x.dim() == 3))
+    width, pitch = (heads.stop - heads.start) * inner * size, strides[0] * size
+    if not is_compact or pitch < width or (NARROW_BYTES > width != pitch):
+        return None
+    return Strip(x.data_ptr() + heads.start * inner * size, pitch, width, x.shape[0])
 
 
 class Copies:
@@ -96,10 +104,12 @@ class Copies:
 
         def write() -> bool:
             with driver.on_device():
+                driver.mark()
                 for peer in self.peers:
                     stream = driver.copy_stream(peer)
                     driver.write(stream, self.flags[peer] + _FLAG * self.rank, expected)
-                    driver.copy(stream, self.flags[peer] + _FLAG * (self.ranks + self.rank), source)
+                    row = Strip(source.data_ptr(), _FLAG, _FLAG, 1)
+                    driver.copy(stream, self.flags[peer] + _FLAG * (self.ranks + self.rank), row)
                 driver.synchronize()
             return True
 
@@ -155,11 +165,13 @@ class Copies:
         self.serves = bool(self.memory)
 
     def begin(self, group: Any, layout: Layout) -> Pass | None:
-        """Returns None on all ranks if the messages of the pass are too large or too many."""
+        """Returns None on all ranks if the messages of the pass are too large or too many, or captured in a graph."""
         if self.current is not None:  # an exception ended the call
             self.current.end()
         flags = (len(layout.sizes) + 1) * self.ranks
         if not self.serves or layout.bytes > MOST_BYTES or flags * _FLAG > _FLAGS_BYTES:
+            return None
+        if self.driver.is_capturing():
             return None
         if layout.bytes > self.capacity:
             self._grow(group, layout.bytes)
@@ -187,11 +199,13 @@ class Pass:
     def _has_read(self, owner: int, reader: int) -> int:
         return self.copies.flags[owner] + _FLAGS_BYTES - _FLAG * (reader + 1)
 
-    def send(self, message: int, sends: list[tuple[int, int, list[tuple[int, Tensor]]]]) -> None:
-        """Copies tensors to the peers. sends: peer, bytes, and tensors with the places of their first rows."""
+    def send(self, message: int, sends: list[tuple[int, int, list[tuple[int, Strip]]]], tensors: list[Tensor]) -> None:
+        """Copies rows of tensors to the peers. sends: peer, bytes, and strips with the places of their first rows."""
         driver, layout = self.driver, self.layout
+        self._sources.append(tensors)
         with driver.on_device():
-            for peer, count, pieces in sends:
+            driver.mark()
+            for peer, count, strips in sends:
                 if count != layout.sizes[message][self.rank][peer]:
                     raise RuntimeError(f"message {message} ({count} bytes) must have the size of the pass's layout")
                 if count == 0:
@@ -201,16 +215,21 @@ class Pass:
                     driver.wait(stream, self._has_read(self.rank, peer), (self.number - 1) % 2**32, False)
                     self._sent.add(peer)
                 region = self.copies.memory[peer] + layout.places[message][self.rank][peer]
-                for place, x in pieces:
-                    if x.numel() > 0:
-                        driver.copy(stream, region + place, x)
+                for place, strip in strips:
+                    if strip.width * strip.height > 0:
+                        driver.copy(stream, region + place, strip)
                 driver.write(stream, self._flag(peer, message, self.rank), self.number)
-                self._sources.append(pieces)
 
-    def region(self, message: int, sender: int) -> Tensor:
-        """Returns the bytes of a message that arrives."""
-        place = self.layout.places[message][sender][self.rank]
-        return self.copies.own[place : place + self.layout.sizes[message][sender][self.rank]]
+    def arriving(self, message: int, sender: int, views: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+        """Returns the tensors of a message that arrives. views(bytes): the tensors in the bytes of the message."""
+        key, own = (message, sender, self.rank), self.copies.own
+        found = self.layout.arriving.get(key)
+        if found is None or found[0] is not own:
+            place = self.layout.places[message][sender][self.rank]
+            count = self.layout.sizes[message][sender][self.rank]
+            with torch.inference_mode(False):
+                found = self.layout.arriving[key] = own, views(own[place : place + count])
+        return found[1]
 
     def wait(self, message: int) -> None:
         """The current stream waits for a message of all peers."""
@@ -258,13 +277,32 @@ _copies: Any = weakref.WeakKeyDictionary()
 
 
 def copies_of(group: Any, device: torch.device) -> Copies | None:
-    """Returns the copies of a group, which are opened once. None on all ranks: messages of the group carry everything,
-    for example because a CUDA graph is captured.
+    """Returns the copies of a group, which are opened once. None on all ranks: messages of the group carry everything.
+    A captured call opens no copies, and it has the groups of heads of a call that copies serve.
     """
-    driver = DRIVERS.get(device.type)
-    if not ENABLED or driver is None or dist.get_world_size(group) > MOST_RANKS or driver.is_capturing():
+    if not _may_serve(group, device):
         return None
     opened = _copies.setdefault(group, {})
     if device not in opened:
+        if DRIVERS[device.type].is_capturing():
+            return None
         opened[device] = Copies.opened(group, device)
-    return opened[device]
+    found = opened[device]
+    return found if found is not None and found.serves else None
+
+
+def _may_serve(group: Any, device: torch.device) -> bool:
+    return ENABLED and device.type in DRIVERS and dist.get_world_size(group) <= MOST_RANKS
+
+
+def is_served(group: Any, device: torch.device) -> bool:
+    """Returns whether copies serve the group, equally on all ranks. Before they are opened, one host is assumed."""
+    if not _may_serve(group, device):
+        return False
+    opened = _copies.get(group, {})
+    return device not in opened or (opened[device] is not None and opened[device].serves)
+
+
+def parts_of(count: float, key_heads: int) -> tuple[int, ...]:
+    """Returns the parts of a rank's heads in each group. count: bytes of the rank's queries for each peer."""
+    return PARTS if count >= LEAST_BYTES and key_heads >= sum(PARTS) else (1,)

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ _CAN_FLUSH_REMOTE_WRITES = 98  # CUdevice_attribute
 _WAIT_EQUAL, _WAIT_FLUSH = 1, 1 << 30  # CUstreamWaitValue_flags; 0 is greater or equal, modulo 2^32
 _LAZY_ENABLE_PEER_ACCESS = 1
 _UNIFIED = 4  # CUmemorytype
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 
 _uint32, _size, _pointer, _address = ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_uint64
 
@@ -57,6 +58,9 @@ _ARGUMENTS = {
     "cuIpcGetMemHandle": [_pointer, _address],
     "cuIpcOpenMemHandle_v2": [_pointer, _Handle, _uint32],
     "cuIpcCloseMemHandle": [_address],
+    "cuEventCreate": [_pointer, _uint32],
+    "cuEventRecord": [_pointer, _pointer],
+    "cuStreamWaitEvent": [_pointer, _pointer, _uint32],
     "cuMemcpyAsync": [_address, _address, _size, _pointer],
     "cuMemcpy2DAsync_v2": [_pointer, _pointer],
     "cuStreamWriteValue32_v2": [_pointer, _address, _uint32, _uint32],
@@ -71,6 +75,15 @@ class _Memory:
         self.__cuda_array_interface__ = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
+class Strip(NamedTuple):
+    """Rows of some bytes in memory: the address of the first one, and the distance of two."""
+
+    address: int
+    pitch: int
+    width: int
+    height: int
+
+
 class CudaDriver:
     """The driver on one device. Streams are the driver's handles."""
 
@@ -78,17 +91,24 @@ class CudaDriver:
         if not _ends_lost_ranks(group):
             raise RuntimeError("the group must be NCCL's, whose watchdog ends the process if a rank is lost")
         self.device, self._library = device, ctypes.CDLL("libcuda.so.1")
-        for name, arguments in _ARGUMENTS.items():
-            getattr(self._library, name).argtypes = arguments
-        self._context = _pointer()
-        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._bind()
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # creates the context
             self._call("cuCtxGetCurrent", ctypes.byref(self._context))
             number, flushes = ctypes.c_int(), ctypes.c_int()
             self._call("cuDeviceGet", ctypes.byref(number), torch.cuda.current_device())
             self._call("cuDeviceGetAttribute", ctypes.byref(flushes), _CAN_FLUSH_REMOTE_WRITES, number.value)
+            self._call("cuEventCreate", ctypes.byref(self._event), _NO_TIMES)
         self._flush = _WAIT_FLUSH if flushes.value else 0
+
+    def _bind(self) -> None:
+        for name, arguments in _ARGUMENTS.items():
+            getattr(self._library, name).argtypes = arguments
+        self._context, self._found, self._event = _pointer(), _pointer(), _pointer()
+        self._streams: dict[int, tuple[torch.cuda.Stream, int]] = {}
+        # The arguments of a copy of rows, which the driver reads before it returns.
+        self._rows = _Copy2D(src_type=_UNIFIED, dst_type=_UNIFIED)
+        self._reference = ctypes.byref(self._rows)
 
     @staticmethod
     def is_capturing() -> bool:
@@ -111,10 +131,10 @@ class CudaDriver:
     @contextlib.contextmanager
     def on_device(self) -> Iterator[None]:
         """Makes the device's context current, which a thread of autograd may lack."""
-        with torch.cuda.device(self.device):
-            context = _pointer()
-            self._call("cuCtxGetCurrent", ctypes.byref(context))
-            if context.value is None:
+        is_other = torch.cuda.current_device() != self.device.index
+        with torch.cuda.device(self.device) if is_other else contextlib.nullcontext():
+            self._call("cuCtxGetCurrent", ctypes.byref(self._found))
+            if self._found.value is None:
                 self._call("cuCtxSetCurrent", self._context)
             yield
 
@@ -165,30 +185,36 @@ class CudaDriver:
     def current_stream(self) -> int:
         return torch.cuda.current_stream(self.device).cuda_stream
 
+    def mark(self) -> None:
+        """Streams of copies follow what the current stream has now."""
+        self._call("cuEventRecord", self._event, self.current_stream())
+
     def copy_stream(self, peer: int) -> int:
-        """Returns the stream of copies to a peer, which follows the current stream."""
-        stream = self._streams.get(peer)
-        if stream is None:
-            stream = self._streams[peer] = torch.cuda.Stream(self.device, priority=-1)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        return stream.cuda_stream
+        """Returns the stream of copies to a peer, which follows the last mark."""
+        found = self._streams.get(peer)
+        if found is None:
+            stream = torch.cuda.Stream(self.device, priority=-1)
+            found = self._streams[peer] = stream, stream.cuda_stream
+        self._call("cuStreamWaitEvent", found[1], self._event, 0)
+        return found[1]
 
     def join(self) -> None:
         """The current stream follows the copies."""
-        for stream in self._streams.values():
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+        current = self.current_stream()
+        for _, stream in self._streams.values():
+            self._call("cuEventRecord", self._event, stream)
+            self._call("cuStreamWaitEvent", current, self._event, 0)
 
-    def copy(self, stream: int, to: int, x: Tensor) -> None:
-        """Copies the rows of x one after the other. The elements of a row are contiguous."""
-        size = x.element_size()
-        if x.is_contiguous():
-            self._call("cuMemcpyAsync", to, x.data_ptr(), x.numel() * size, stream)
+    def copy(self, stream: int, to: int, strip: Strip) -> None:
+        """Copies rows one after the other."""
+        address, pitch, width, height = strip
+        if pitch == width or height == 1:
+            self._call("cuMemcpyAsync", to, address, width * height, stream)
             return
-        width = x[0].numel() * size
-        copy = _Copy2D(src_type=_UNIFIED, src_device=x.data_ptr(), src_pitch=x.stride(0) * size)
-        copy.dst_type, copy.dst_device, copy.dst_pitch = _UNIFIED, to, width
-        copy.width, copy.height = width, len(x)
-        self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), stream)
+        copy = self._rows
+        copy.src_device, copy.src_pitch, copy.dst_device, copy.dst_pitch = address, pitch, to, width
+        copy.width, copy.height = width, height
+        self._call("cuMemcpy2DAsync_v2", self._reference, stream)
 
     def write(self, stream: int, address: int, value: int) -> None:
         """Writes a flag after all earlier writes of the stream are visible: the default has a memory fence."""

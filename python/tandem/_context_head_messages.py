@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tandem._context_copies import Pass, is_direct
+from tandem._context_copies import Pass, Strip, strip_of
 from tandem._context_execution import Execution
 from tandem._context_plan import ContextPlan
 
-# Rows of a rank [begin, end), and a tensor with these rows.
-Piece = tuple[int, int, Tensor]
+
+class Wire(NamedTuple):
+    """A tensor of messages: its kind, its type, and the dimensions after rows and heads."""
+
+    kind: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of a row of one head."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Rows:
@@ -38,109 +48,144 @@ class Rows:
             begins = [0, *cut.tolist()] if len(x) > 0 else []
             self.runs.append([(b, e, int(x[b])) for b, e in zip(begins, [*begins[1:], len(x)])])
 
-    def put(self, rank: int, x: Tensor, batch: Tensor) -> None:
+    def put(self, rank: int, x: Tensor, batch: Tensor, copies: Copied) -> None:
         """Copies the rows of a rank to the packed batch."""
         if self.indices:
             batch.index_copy_(0, self.indices[rank], x)
             return
-        for begin, end, place in self.runs[rank]:
-            copy_wide(x[begin:end], batch[place : place + end - begin])
+        x, batch = wide(x, batch)
+        runs = self.runs[rank]
+        if len(runs) == 1:
+            ((_, count, place),) = runs
+            copies.add(batch[place : place + count], x)
+            return
+        for begin, end, place in runs:
+            copies.add(batch[place : place + end - begin], x[begin:end])
 
-    def take(self, rank: int, batch: Tensor) -> list[Piece]:
-        """Returns the rows of a rank in the packed batch."""
+    def take(self, rank: int, batch: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
+        """Returns rows of a rank: a tensor, and which of the rank's rows [begin, end) lie from where in the tensor."""
         if self.indices:
-            return [(0, self.counts[rank], batch.index_select(0, self.indices[rank]))]
-        return [(begin, end, batch[place : place + end - begin]) for begin, end, place in self.runs[rank]]
+            return batch.index_select(0, self.indices[rank]), [(0, self.counts[rank], 0)]
+        return batch, self.runs[rank]
 
 
-def copy_wide(x: Tensor, to: Tensor) -> None:
-    """Copies x, by elements of 16 bytes if the tensors permit it: torch copies strided elements one by one."""
-    if x.dtype == to.dtype and _is_wide(x) and _is_wide(to):
-        x, to = x.view(torch.complex128), to.view(torch.complex128)
-    to.copy_(x)
+class Copied:
+    """Copies of tensors that torch issues by one call."""
+
+    def __init__(self) -> None:
+        self._to: list[Tensor] = []
+        self._from: list[Tensor] = []
+
+    def add(self, to: Tensor, x: Tensor) -> None:
+        if x.shape[0] > 0:
+            self._to.append(to)
+            self._from.append(x)
+
+    def issue(self) -> None:
+        if self._to:
+            torch._foreach_copy_(self._to, self._from)
 
 
 _WIDE = 16  # bytes
 
 
+def wide(x: Tensor, to: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns both with elements of 16 bytes if the tensors permit it: torch copies strided elements one by one."""
+    if x.dtype == to.dtype and _is_wide(x) and _is_wide(to):
+        return x.view(torch.complex128), to.view(torch.complex128)
+    return x, to
+
+
 def _is_wide(x: Tensor) -> bool:
-    numbers = (*x.stride()[:-1], x.shape[-1], x.storage_offset())
-    aligned = all(n * x.element_size() % _WIDE == 0 for n in numbers) and x.data_ptr() % _WIDE == 0
-    return aligned and x.stride(-1) == 1
-
-
-def places_of(shapes: list[tuple[int, ...]], sizes: list[int]) -> list[int]:
-    """Returns the places of tensors in a message, and its bytes. sizes: of the tensors' elements."""
-    places = [0]
-    for shape, size in zip(shapes, sizes):
-        places.append(places[-1] + -(-math.prod(shape) * size // _WIDE) * _WIDE)
-    return places
+    *strides, last = x.stride()
+    numbers = x.shape[-1] | x.storage_offset()
+    for stride in strides:
+        numbers |= stride
+    return last == 1 and (numbers * x.element_size() | x.data_ptr()) % _WIDE == 0
 
 
 class Parcel:
-    """Tensors that travel between two ranks as one message, because each message costs the host's time."""
+    """The tensors that travel from one rank to another as one message, because each message costs the host's time.
 
-    def __init__(self, shapes: list[tuple[int, ...]], like: list[Tensor], memory: Tensor | None = None) -> None:
-        places = places_of(shapes, [x.element_size() for x in like])
-        if memory is None:
-            memory = torch.empty(places[-1], dtype=torch.uint8, device=like[0].device)
-        self.bytes = memory
-        self.tensors = [
-            self.bytes[place : place + math.prod(shape) * x.element_size()].view(x.dtype).view(shape)
-            for place, shape, x in zip(places, shapes, like)
+    rows: of each tensor. heads: of each tensor. places: of the tensors among the bytes.
+    """
+
+    def __init__(self, rows: list[int], heads: list[slice], wires: Sequence[Wire]) -> None:
+        self.heads, self.places = heads, [0]
+        counts = [h.stop - h.start for h in heads]
+        self.row_bytes = [n * wire.bytes for n, wire in zip(counts, wires)]
+        for row, size in zip(rows, self.row_bytes):
+            self.places.append(self.places[-1] + -(-row * size // _WIDE) * _WIDE)
+        self.bytes = self.places[-1]
+        self._views = [
+            (place, place + n * size, wire.dtype, (n, count, *wire.shape))
+            for place, n, size, count, wire in zip(self.places, rows, self.row_bytes, counts, wires)
         ]
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        return [memory[begin:end].view(dtype).view(shape) for begin, end, dtype, shape in self._views]
 
 
 class Route(NamedTuple):
-    """The messages to and from a peer: of each tensor the shape, and to the peer also its rows."""
+    """The messages to and from a peer."""
 
     peer: int
-    sent: list[list[Piece]]
-    sent_shapes: list[tuple[int, ...]]
-    shapes: list[tuple[int, ...]]
+    sent: Parcel
+    received: Parcel
+
+
+# Rows of a rank for a peer, see Rows.take(), and the heads of the tensor that travel.
+Load = tuple[Tensor, list[tuple[int, int, int]], slice]
 
 
 class Transfer:
-    """Messages on their way. copies: of the pass; None: the group sends the messages. like: a tensor of each type."""
+    """Messages on their way. copies: of the pass; None: the group sends the messages. loads: of each route."""
 
     def __init__(
-        self, execution: Execution, copies: Pass | None, number: int, routes: list[Route], like: list[Tensor]
+        self, execution: Execution, copies: Pass | None, number: int, routes: list[Route], loads: list[list[Load]]
     ) -> None:
+        self._number, self._copies = number, copies
         if copies is not None:
-            self._copy(copies, number, routes, like)
+            self._copy(copies, routes, loads)
             return
-        sends = []
-        for route in routes:
-            parcel = Parcel(route.sent_shapes, like)
-            for to, pieces in zip(parcel.tensors, route.sent):
-                for begin, end, x in pieces:
-                    copy_wide(x, to[begin:end])
-            sends.append((route.peer, parcel.bytes))
-        self.arriving = [(route.peer, Parcel(route.shapes, like)) for route in routes]
-        receives = [(peer, parcel.bytes) for peer, parcel in self.arriving]
-        self._wait = execution.messages(sends, receives).wait
-
-    def _copy(self, copies: Pass, number: int, routes: list[Route], like: list[Tensor]) -> None:
-        sends, sizes = [], [x.element_size() for x in like]
-        for route in routes:
-            places, found = places_of(route.sent_shapes, sizes), []
-            for place, shape, size, pieces in zip(places, route.sent_shapes, sizes, route.sent):
-                row = math.prod(shape[1:]) * size
-                found += [(place + begin * row, x if is_direct(x) else _packed(x)) for begin, _, x in pieces]
-            sends.append((route.peer, places[-1], found))
-        copies.send(number, sends)
-        self.arriving = [
-            (route.peer, Parcel(route.shapes, like, copies.region(number, route.peer))) for route in routes
+        memories = [
+            [torch.empty(parcel.bytes, dtype=torch.uint8, device=loads[0][0][0].device) for parcel in (sent, received)]
+            for _, sent, received in routes
         ]
-        self._wait = functools.partial(copies.wait, number)
+        copied = Copied()
+        for (_, sent, _), (memory, _), load in zip(routes, memories, loads):
+            for to, (x, runs, heads) in zip(sent.views(memory), load):
+                from_x, to = wide(x[:, heads], to)
+                for begin, end, place in runs:
+                    copied.add(to[begin:end], from_x[place : place + end - begin])
+        copied.issue()
+        sends, receives = ([(route.peer, pair[n]) for route, pair in zip(routes, memories)] for n in (0, 1))
+        self._arriving = [(route.peer, route.received.views(pair[1])) for route, pair in zip(routes, memories)]
+        self._wait: Callable[[], None] = execution.messages(sends, receives).wait
+
+    def _copy(self, copies: Pass, routes: list[Route], loads: list[list[Load]]) -> None:
+        sends, alive = [], []
+        for (peer, sent, _), load in zip(routes, loads):
+            found = []
+            for place, size, (x, runs, heads) in zip(sent.places, sent.row_bytes, load):
+                strip = strip_of(x, heads)
+                if strip is None:
+                    x = x[:, heads].contiguous()
+                    strip = Strip(x.data_ptr(), size, size, x.shape[0])
+                alive.append(x)
+                address, pitch, width, _ = strip
+                for begin, end, row in runs:
+                    found.append((place + begin * size, Strip(address + row * pitch, pitch, width, end - begin)))
+            sends.append((peer, sent.bytes, found))
+        copies.send(self._number, sends, alive)
+        self._arriving = [
+            (route.peer, copies.arriving(self._number, route.peer, route.received.views)) for route in routes
+        ]
 
     def wait(self) -> list[tuple[int, list[Tensor]]]:
         """Returns the tensors of each peer."""
-        self._wait()
-        return [(peer, parcel.tensors) for peer, parcel in self.arriving]
-
-
-def _packed(x: Tensor) -> Tensor:
-    to = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    copy_wide(x, to)
-    return to
+        if self._copies is None:
+            self._wait()
+        else:
+            self._copies.wait(self._number)
+        return self._arriving

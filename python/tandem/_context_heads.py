@@ -6,7 +6,6 @@ The heads of a rank are divided into groups, so that the messages of a group tra
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,15 +15,16 @@ from torch import Tensor
 
 from tandem import _context_torch
 from tandem._context_captured import in_order
-from tandem._context_copies import Layout, copies_of
+from tandem._context_copies import Layout, copies_of, parts_of
 from tandem._context_execution import Biases, Execution
-from tandem._context_head_messages import Route, Rows, Transfer, copy_wide, places_of
+from tandem._context_head_messages import Copied, Load, Parcel, Route, Rows, Transfer, Wire, wide
 from tandem._context_plan import ContextPlan
 
 # The kinds of tensors: of queries, of keys, and a bias of all heads.
 _QUERIES, _KEYS, _ONE_HEAD = 0, 1, 2
 _Tensors = list[tuple[Tensor, int]]  # with their kinds
-_Wires = list[tuple[int, int]]  # kinds of tensors, and bytes of a row of one head
+_Wires = tuple[Wire, ...]
+_Parts = tuple[int, ...]  # the shares of the groups in the heads
 
 
 @dataclass(frozen=True)
@@ -65,41 +65,40 @@ def share_of(plan: ContextPlan, heads: tuple[int, int], rank: int) -> tuple[Head
     return Heads(runs[0].q_begin, runs[-1].q_end, runs[0].k_begin, runs[-1].k_end), runs
 
 
-# Parts of the heads in each group, and the least bytes of a rank's queries for each peer: short messages are slow. The
-# last entry that fits is used. More than two groups of NCCL's messages need too much time of the host.
-_Parts = tuple[int, ...]
-_GROUPS: tuple[tuple[_Parts, int], ...] = (((1, 1), 8 << 20),)
-_COPIED_GROUPS: tuple[tuple[_Parts, int], ...] = (((1, 1), 8 << 20), ((1, 1, 1, 1), 64 << 20))
-
-
 class Group(NamedTuple):
-    """The heads of each rank that are exchanged together, and this rank's calls."""
+    """The heads of each rank that are exchanged together, this rank's calls, and the routes to heads and to tokens."""
 
     shares: list[Heads]
     runs: list[Heads]
+    routes: tuple[list[Route], list[Route]]
 
 
 class _ToHeads:
     """Tensors on their way from the rank's tokens with all heads to all tokens with a group's heads."""
 
     def __init__(self, exchange: _Exchange, number: int, tensors: _Tensors) -> None:
-        group, rank = exchange.groups[number], exchange.rank
+        group = exchange.groups[number]
         self.rows = [exchange.rows(kind) for _, kind in tensors]
-        own = [x[:, _slice(group.shares[rank], kind)] for x, kind in tensors]
-        self.batches = [x.new_empty((rows.total, *x.shape[1:])) for x, rows in zip(own, self.rows)]
-        routes = []
-        for peer in exchange.peers:
-            parts = [x[:, _slice(group.shares[peer], kind)] for x, kind in tensors]
-            shapes = [(rows.counts[peer], *x.shape[1:]) for rows, x in zip(self.rows, self.batches)]
-            routes.append(Route(peer, [[(0, len(x), x)] for x in parts], [tuple(x.shape) for x in parts], shapes))
-        self.transfer = Transfer(exchange.execution, exchange.copies, number, routes, self.batches)
-        for x, rows, batch in zip(own, self.rows, self.batches):
-            rows.put(rank, x, batch)
+        self.batches: list[Tensor] = []
+        share, copied = group.shares[exchange.rank], Copied()
+        loads: list[list[Load]] = [
+            [(x, [(0, x.shape[0], 0)], heads) for (x, _), heads in zip(tensors, route.sent.heads)]
+            for route in group.routes[0]
+        ]
+        self.transfer = Transfer(exchange.execution, exchange.copies, number, group.routes[0], loads)
+        for (x, kind), rows in zip(tensors, self.rows):
+            own = x[:, _slice(share, kind)]
+            batch = x.new_empty((rows.total, *own.shape[1:]))
+            rows.put(exchange.rank, own, batch, copied)
+            self.batches.append(batch)
+        copied.issue()
 
     def wait(self) -> list[Tensor]:
+        copied = Copied()
         for peer, tensors in self.transfer.wait():
             for x, rows, batch in zip(tensors, self.rows, self.batches):
-                rows.put(peer, x, batch)
+                rows.put(peer, x, batch, copied)
+        copied.issue()
         return self.batches
 
 
@@ -108,33 +107,36 @@ class _ToTokens:
 
     def __init__(self, exchange: _Exchange, number: int, tensors: _Tensors) -> None:
         self.group, self.rank = exchange.groups[number], exchange.rank
-        self.kinds, batches = [kind for _, kind in tensors], [x for x, _ in tensors]
-        all_rows = [exchange.rows(kind) for kind in self.kinds]
-        pieces = [[rows.take(peer, x) for rows, x in zip(all_rows, batches)] for peer in range(exchange.plan.ranks)]
-        self.own = pieces[self.rank]
-        routes = []
-        for peer in exchange.peers:
-            sent_shapes = [(rows.counts[peer], *x.shape[1:]) for rows, x in zip(all_rows, batches)]
-            heads = [_slice(self.group.shares[peer], kind) for kind in self.kinds]
-            shapes = [
-                (rows.counts[self.rank], h.stop - h.start, *x.shape[2:]) for rows, h, x in zip(all_rows, heads, batches)
-            ]
-            routes.append(Route(peer, pieces[peer], sent_shapes, shapes))
+        self.kinds = [kind for _, kind in tensors]
+        rows = [exchange.rows(kind) for kind in self.kinds]
+        every = [slice(0, x.shape[1]) for x, _ in tensors]
+
+        def taken(rank: int) -> list[Load]:
+            return [(*r.take(rank, x), heads) for r, (x, _), heads in zip(rows, tensors, every)]
+
+        self.own, routes = taken(self.rank), self.group.routes[1]
         number += len(exchange.groups)
-        self.transfer = Transfer(exchange.execution, exchange.copies, number, routes, batches)
+        loads = [taken(route.peer) for route in routes]
+        self.transfer = Transfer(exchange.execution, exchange.copies, number, routes, loads)
 
     def store(self, results: list[Tensor], adds_keys: bool = False) -> None:
         """Stores the ranks' heads in tensors of all heads, or adds key heads in the order of the ranks."""
-        parts = {peer: [[(0, len(x), x)] for x in tensors] for peer, tensors in self.transfer.wait()}
-        parts[self.rank] = self.own
-        for peer, tensors in sorted(parts.items(), key=lambda item: item[0]):
-            for result, kind, pieces in zip(results, self.kinds, tensors):
-                for begin, end, x in pieces:
-                    to = result[begin:end, _slice(self.group.shares[peer], kind)]
-                    if adds_keys and kind == _KEYS:
-                        to.add_(x)
+        parts: dict[int, list[Any]] = {
+            peer: [(x, [(0, x.shape[0], 0)], None) for x in tensors] for peer, tensors in self.transfer.wait()
+        }
+        parts[self.rank], copied = self.own, Copied()
+        for peer in sorted(parts):
+            share = self.group.shares[peer]
+            for result, kind, (x, runs, _) in zip(results, self.kinds, parts[peer]):
+                to, adds = result[:, _slice(share, kind)], adds_keys and kind == _KEYS
+                if not adds:
+                    x, to = wide(x, to)
+                for begin, end, place in runs:
+                    if adds:
+                        to[begin:end].add_(x[place : place + end - begin])
                     else:
-                        copy_wide(x, to)
+                        copied.add(to[begin:end], x[place : place + end - begin])
+        copied.issue()
 
 
 def _slice(share: Heads, kind: int) -> slice:
@@ -156,71 +158,78 @@ class _Exchange:
         parts: _Parts,
     ) -> None:
         self.execution, self.plan, self.rank = execution, execution.plan, execution.rank
-        self.peers = [peer for peer in range(self.plan.ranks) if peer != self.rank]
-        key = "rows", device
-        self._rows = self.plan.kept.get(key)
-        if self._rows is None:
-            self._rows = self.plan.kept[key] = [Rows(self.plan, keys, device) for keys in (False, True)]
         # Calls with chunks can have more launches than a stream holds. The host would then wait for a lost rank before
         # it issues the collective that ends this wait.
         is_short = self.plan.chunk == 0 and not execution.is_dense
         copies = copies_of(execution.group, device) if is_short else None
-        self.parts = parts or self._fast_parts(heads, wires[0][0][1], _GROUPS if copies is None else _COPIED_GROUPS)
-        self.groups = self._groups(heads)
-        self.copies = None if copies is None else copies.begin(execution.group, self._layout(heads, wires))
+        kept, key = self.plan.kept, ("rows", device)
+        self._rows = kept.get(key) or kept.setdefault(key, [Rows(self.plan, keys, device) for keys in (False, True)])
+        key = "heads", self.rank, heads, device, wires, parts, copies is None
+        found = kept.get(key)
+        if found is None:
+            self.parts = parts or self._fast_parts(heads, wires[0][0].bytes, copies is not None)
+            self.groups = self._groups(heads, wires)
+            found = kept[key] = self.parts, self.groups, self._layout(wires)
+        self.parts, self.groups, layout = found
+        self.copies = None if copies is None else copies.begin(execution.group, layout)
 
-    def _fast_parts(self, heads: tuple[int, int], row_bytes: int, sizes: tuple[tuple[_Parts, int], ...]) -> _Parts:
-        """Ranks whose heads are no whole groups of query heads have one group."""
+    def _fast_parts(self, heads: tuple[int, int], row_bytes: int, has_copies: bool) -> _Parts:
+        """Ranks whose heads are no whole groups of query heads have one group. Messages of the group have one, because
+        each of them needs much time of the host.
+        """
         shares = [share_of(self.plan, heads, rank)[0] for rank in range(self.plan.ranks)]
         of_key_head = heads[0] // heads[1]
         key_heads = [share.k_end - share.k_begin for share in shares]
         whole = all(share.q_end - share.q_begin == of_key_head * n for share, n in zip(shares, key_heads))
-        sums_heads = self.plan.chunk > 0 and self.execution.options.get("score_mod") is not None
-        if not whole or self.execution.bias is not None or sums_heads:
+        if not has_copies or not whole:
             return (1,)
-        count = min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * min(key_heads)
-        return [(1,), *(parts for parts, least in sizes if sum(parts) <= min(key_heads) and least <= count)][-1]
+        least = min(key_heads)
+        return parts_of(min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * least, least)
 
-    def _groups(self, heads: tuple[int, int]) -> list[Group]:
+    def _groups(self, heads: tuple[int, int], wires: tuple[_Wires, _Wires]) -> list[Group]:
         """Divides all heads into groups."""
         found = [share_of(self.plan, heads, rank) for rank in range(self.plan.ranks)]
         shares = [share for share, _ in found]
         if len(self.parts) == 1:
-            return [Group(shares, found[self.rank][1])]
+            return [Group(shares, found[self.rank][1], self._routes(shares, wires))]
         of_key_head, groups = heads[0] // heads[1], []
         ends = list(itertools.accumulate(self.parts, initial=0))
         for first, last in zip(ends, ends[1:]):
             counts = [(s.k_begin, s.k_end - s.k_begin) for s in shares]
             bounds = [(k + n * first // ends[-1], k + n * last // ends[-1]) for k, n in counts]
             own = [Heads(begin * of_key_head, end * of_key_head, begin, end) for begin, end in bounds]
-            groups.append(Group(own, [own[self.rank]]))
+            groups.append(Group(own, [own[self.rank]], self._routes(own, wires)))
         return groups
 
-    def _layout(self, heads: tuple[int, int], wires: tuple[_Wires, _Wires]) -> Layout:
-        """Returns the places of the messages to heads of all groups, and then of the messages to tokens."""
-        key = "copies", heads, self.parts, tuple(map(tuple, wires))
-        found = self.plan.kept.get(key)
-        if found is None:
-            ranks, sizes = range(self.plan.ranks), []
-            for to_tokens, group in itertools.product((False, True), self.groups):
-                # The receiver's share arrives of the sender's tokens, or the sender's share of the receiver's tokens.
-                message = [[(a, b) if to_tokens else (b, a) for b in ranks] for a in ranks]
-                sizes.append(
-                    [
-                        [0 if s == t else self._bytes(wires[to_tokens], group.shares[s], t) for s, t in row]
-                        for row in message
-                    ]
-                )
-            found = self.plan.kept[key] = Layout(sizes)
-        return found
+    def _routes(self, shares: list[Heads], wires: tuple[_Wires, _Wires]) -> tuple[list[Route], list[Route]]:
+        """Returns the routes to heads and to tokens. A message has the heads of one rank and the tokens of another."""
+        to_heads, to_tokens = [], []
+        for peer in (peer for peer in range(self.plan.ranks) if peer != self.rank):
+            own, others = (
+                [self._parcel(shares[a], b, x) for x in wires] for a, b in ((self.rank, peer), (peer, self.rank))
+            )
+            to_heads.append(Route(peer, others[0], own[0]))
+            to_tokens.append(Route(peer, own[1], others[1]))
+        return to_heads, to_tokens
 
-    def _bytes(self, wires: _Wires, share: Heads, rank: int) -> int:
-        """Returns the bytes of a message with heads of the tokens of a rank."""
-        shapes = []
-        for kind, row_bytes in wires:
-            heads = _slice(share, kind)
-            shapes.append((self.rows(kind).counts[rank], heads.stop - heads.start, row_bytes))
-        return places_of(shapes, [1] * len(shapes))[-1]
+    def _parcel(self, share: Heads, rank: int, wires: _Wires) -> Parcel:
+        """Returns the message with heads of the tokens of a rank."""
+        rows = [self.rows(wire.kind).counts[rank] for wire in wires]
+        return Parcel(rows, [_slice(share, wire.kind) for wire in wires], wires)
+
+    def _layout(self, wires: tuple[_Wires, _Wires]) -> Layout:
+        """Returns the places of the messages to heads of all groups, and then of the messages to tokens."""
+        ranks, sizes = range(self.plan.ranks), []
+        for to_tokens, group in itertools.product((False, True), self.groups):
+            # The receiver's share arrives of the sender's tokens, or the sender's share of the receiver's tokens.
+            message = [[(a, b) if to_tokens else (b, a) for b in ranks] for a in ranks]
+            sizes.append(
+                [
+                    [0 if s == t else self._parcel(group.shares[s], t, wires[to_tokens]).bytes for s, t in row]
+                    for row in message
+                ]
+            )
+        return Layout(sizes)
 
     def end(self) -> None:
         """Follows the last read of messages."""
@@ -263,7 +272,7 @@ def forward(
     """
     heads = q.shape[1], k.shape[1]
     moved = [(q, _QUERIES), (k, _KEYS), (v, _KEYS), *_bias_of(execution)]
-    returned = [(_QUERIES, v.shape[-1] * q.element_size()), (_QUERIES, torch.float32.itemsize)]  # out and lse
+    returned = Wire(_QUERIES, q.dtype, v.shape[2:]), Wire(_QUERIES, torch.float32, torch.Size())  # out and lse
     exchange = _Exchange(execution, heads, q.device, (_wires(moved), returned), ())
     arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
     returning, kept = [], []
@@ -292,7 +301,7 @@ _KEPT = ("q", "k", "v", "out", "lse", "bias")
 
 
 def _wires(tensors: _Tensors) -> _Wires:
-    return [(kind, math.prod(x.shape[2:]) * x.element_size()) for x, kind in tensors]
+    return tuple(Wire(kind, x.dtype, x.shape[2:]) for x, kind in tensors)
 
 
 def _joined(runs: tuple[Tensor, ...]) -> Tensor:
@@ -311,9 +320,12 @@ def backward(
     moved = [(dout, _QUERIES), *([] if dlse is None else [(dlse.t(), _QUERIES)])]
     # Gradients of key heads that several ranks share are summed in float32.
     plan = execution.plan
-    is_shared = not _shares_no_key_head([share_of(plan, heads, rank)[0] for rank in range(plan.ranks)])
+    is_shared = _shares_key_heads(plan, heads)
     own = torch.float32 if is_shared else dtype
-    returned = [(kind, shape[2] * own.itemsize) for kind, shape in zip((_QUERIES, _KEYS, _KEYS), shapes)]
+    returned = tuple(Wire(kind, own, shape[2:]) for kind, shape in zip((_QUERIES, _KEYS, _KEYS), shapes))
+    if execution.dbias is not None:
+        shape = execution.dbias.shape[2:]
+        returned = *returned, Wire(_QUERIES, _own_type(execution.dbias), shape)
     exchange = _Exchange(execution, heads, dout.device, (_wires(moved), returned), tensors["parts"])
     arriving = [_ToHeads(exchange, n, moved) for n in range(len(exchange.groups))]
     count, returning = len(tensors["kept"]) // len(exchange.groups), []
@@ -356,16 +368,24 @@ def _group_backward(
     return gradients if dbias is None else [*gradients, (dbias, _QUERIES)]
 
 
-def _shares_no_key_head(shares: list[Heads]) -> bool:
-    """Returns whether each key head has one rank."""
-    shares = [share for share in shares if share.k_begin < share.k_end]
-    return all(a.k_end <= b.k_begin for a, b in zip(shares, shares[1:]))
+def _shares_key_heads(plan: ContextPlan, heads: tuple[int, int]) -> bool:
+    """Returns whether a key head has several ranks."""
+    key = "shared", heads
+    found = plan.kept.get(key)
+    if found is None:
+        shares = [share_of(plan, heads, rank)[0] for rank in range(plan.ranks)]
+        shares = [share for share in shares if share.k_begin < share.k_end]
+        found = plan.kept[key] = any(a.k_end > b.k_begin for a, b in zip(shares, shares[1:]))
+    return found
 
 
 def _own_dbias(dbias: Tensor, q: Tensor) -> Tensor:
     """Returns zeros for q's rows and heads, (rows, heads, keys)."""
-    dtype = torch.float32 if len(dbias) == 1 else dbias.dtype
-    return torch.zeros((*q.shape[:2], dbias.shape[-1]), dtype=dtype, device=dbias.device)
+    return torch.zeros((*q.shape[:2], dbias.shape[-1]), dtype=_own_type(dbias), device=dbias.device)
+
+
+def _own_type(dbias: Tensor) -> torch.dtype:
+    return torch.float32 if len(dbias) == 1 else dbias.dtype
 
 
 def _store_dbias(heads: Tensor, dbias: Tensor) -> None:

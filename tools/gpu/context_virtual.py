@@ -27,6 +27,7 @@ import tandem
 from tandem import (
     _binding,
     _context_chunks,
+    _context_copies,
     _context_execution,
     _context_heads,
     _context_parallel,
@@ -72,6 +73,17 @@ def open_device(name: str) -> None:
         return call
 
     _binding.call, _binding.merge = one_at_a_time(_binding.call), one_at_a_time(_binding.merge)
+
+
+def in_groups() -> None:
+    """Messages have several groups of heads too, in the calls that copies serve."""
+    alone = _context_heads._Exchange._fast_parts
+
+    def fast_parts(self, heads, row_bytes, has_copies):
+        return alone(self, heads, row_bytes, self.plan.chunk == 0 and not self.execution.is_dense)
+
+    _context_heads._Exchange._fast_parts = fast_parts
+    _context_copies.PARTS, _context_copies.LEAST_BYTES = (1, 1), 1
 
 
 def learned(options: dict) -> list:
@@ -151,7 +163,7 @@ def main() -> int:
     open_device(arguments[0] if arguments else "vgpu:h200")
     generator, wrong = torch.Generator().manual_seed(1), 0
     _context_chunks._LARGE = 1 << 12  # small problems have large steps too
-    _context_heads._GROUPS = (((1, 1), 1),)  # and several groups of heads
+    in_groups()
     by_position = {"mask_mod": _context_parallel._bound("k <= q", "mask_mod")}
     documents, causal = [330, 0, 1, 150], {"causal": True}
     # Lengths, the mask of the plan, the whole mask, and expressions.

@@ -1,25 +1,32 @@
 """The predicted times of the executions of a ContextPlan, and the choice of the fastest.
 
-The model has no exchange for a rank's own keys, and full overlap of messages with attention in gather and ring. The
-execution by heads overlaps nothing. Only the forward is modelled: the backward moves and computes in like proportions.
+The model has both passes. In gather and ring, messages overlap with attention, and parts of rows are merged and summed.
+By heads, NCCL's messages overlap nothing, and copies all but the first and the last group of heads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem._context_copies import parts_of
 from tandem._context_plan import ContextPlan
+
+_PASSES = 3.5  # times the operations of the forward
 
 
 @dataclass(frozen=True)
 class Link:
-    """Latency in seconds, and bytes per second that a rank receives from all peers at once and from one peer. The
-    defaults are measured on two H200 over NVLink, with messages of 32 MB and 256 MB.
+    """The latency in seconds, and rates in bytes per second, measured on two H200.
+
+    gather, ring: NCCL's messages from all peers at once, and from one. copies: all copies to one rank. merges: received
+    keys, whose results gather and ring merge and sum.
     """
 
     latency: float = 35e-6
     gather: float = 250e9
     ring: float = 300e9
+    copies: float = 360e9
+    merges: float = 100e9
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Shapes:
     rate: float = 600e12
 
     def seconds(self, pairs: float, heads: float) -> float:
-        return 2 * pairs * heads * (self.head_dim + self.head_dim_v) / self.rate
+        return _PASSES * 2 * pairs * heads * (self.head_dim + self.head_dim_v) / self.rate
 
     def key_bytes(self, rows: float) -> float:
         return rows * self.heads_k * (self.head_dim + self.head_dim_v) * self.element
@@ -44,8 +51,10 @@ class Shapes:
         return rows * self.heads_q * (self.head_dim + self.head_dim_v) * self.element
 
 
-def predicted(plan: ContextPlan, shapes: Shapes, link: Link | None = None) -> dict[str, float]:
-    """Returns the predicted seconds of the forward by execution. Equal on all ranks."""
+def predicted(
+    plan: ContextPlan, shapes: Shapes, link: Link | None = None, has_copies: bool = False
+) -> dict[str, float]:
+    """Returns the predicted seconds of both passes by execution. Equal on all ranks."""
     link = link or Link()
     ranks = range(plan.ranks)
     gather, ring, pairs = [0.0], [0.0], 0
@@ -56,21 +65,34 @@ def predicted(plan: ContextPlan, shapes: Shapes, link: Link | None = None) -> di
             pairs += int(steps["pairs"].sum())
             work.append(shapes.seconds(float(steps["pairs"].sum()), shapes.heads_q))
             moved.append(shapes.key_bytes(_rows(steps)) if n > 0 else 0.0)
-        received = sum(moved)
-        arrival = link.latency + received / link.gather if received > 0 else 0.0
-        gather.append(max(work[0], arrival) + sum(work[1:]))
-        arrivals = [link.latency + x / link.ring if x > 0 else 0.0 for x in moved[1:]]
-        ring.append(sum(max(x, y) for x, y in zip(work, [*arrivals, 0.0])))
-    rows = max(plan.rows(rank) for rank in ranks)
-    away = (plan.ranks - 1) / plan.ranks
-    # Ranks that share key heads each receive a copy.
-    copies = max(1.0, plan.ranks / shapes.heads_k)
-    moved_bytes = away * (shapes.query_bytes(rows[0]) + copies * shapes.key_bytes(rows[1]))
+        merges = sum(moved) / link.merges if plan.chunk == 0 else 0.0  # chunks are merged in all executions
+        gather.append(max(work[0], _arrival(sum(moved), link.latency, link.gather)) + sum(work[1:]) + merges)
+        arrivals = [_arrival(x, link.latency, link.ring) for x in moved[1:]]
+        ring.append(sum(max(x, y) for x, y in zip(work, [*arrivals, 0.0])) + merges)
+    heads = _head_messages(plan, shapes, link, has_copies) if plan.ranks > 1 else 0.0
     own_heads = -(-shapes.heads_q // plan.ranks)
     if plan.chunk > 0:
         own_heads = -(-shapes.heads_k // plan.ranks) * (shapes.heads_q // shapes.heads_k)
-    messages = 2 * link.latency + moved_bytes / link.gather if plan.ranks > 1 else 0.0
-    return {"gather": max(gather), "ring": max(ring), "heads": shapes.seconds(pairs, own_heads) + messages}
+    return {"gather": max(gather), "ring": max(ring), "heads": shapes.seconds(pairs, own_heads) + heads}
+
+
+def _arrival(count: float, latency: float, rate: float) -> float:
+    """The keys arrive in both passes, and the backward returns their gradients."""
+    return 3 * (latency + count / rate) if count > 0 else 0.0
+
+
+def _head_messages(plan: ContextPlan, shapes: Shapes, link: Link, has_copies: bool) -> float:
+    """Returns the seconds of messages that the execution by heads does not overlap: to heads and to tokens, twice."""
+    rows = max(plan.rows(rank) for rank in range(plan.ranks))
+    # Ranks that share key heads each receive a copy.
+    shared = max(1.0, plan.ranks / shapes.heads_k)
+    count = (plan.ranks - 1) / plan.ranks * (shapes.query_bytes(rows[0]) + shared * shapes.key_bytes(rows[1]))
+    rate = link.gather
+    if has_copies:
+        queries = rows[0] * shapes.heads_q // plan.ranks * shapes.head_dim * shapes.element
+        parts, rate = parts_of(queries, shapes.heads_k // plan.ranks), link.copies
+        count *= parts[0] / sum(parts)
+    return 2 * (2 * link.latency + count / rate)
 
 
 def _rows(steps: object) -> int:
@@ -82,12 +104,12 @@ def _rows(steps: object) -> int:
     return rows
 
 
-def chosen(plan: ContextPlan, shapes: Shapes) -> str:
+def chosen(plan: ContextPlan, shapes: Shapes, has_copies: bool = False) -> str:
     """Returns the fastest execution; gather if others are not faster by a hundredth."""
-    key = "chosen", shapes
+    key = "chosen", shapes, has_copies
     found = plan.kept.get(key)
     if found is None:
-        times = predicted(plan, shapes)
+        times = predicted(plan, shapes, has_copies=has_copies)
         best = min(times, key=lambda name: times[name])
         found = plan.kept[key] = best if times[best] < 0.99 * times["gather"] else "gather"
     return found

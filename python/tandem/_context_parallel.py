@@ -13,6 +13,7 @@ from torch import Tensor
 from tandem import _arrays, _ctypes, _gradients, _options, _score_mod
 from tandem._binding import number_of, seed_of, slopes_of
 from tandem._context_choice import Shapes, chosen
+from tandem._context_copies import is_served
 from tandem._context_plan import ContextPlan
 from tandem._context_torch_call import TorchCall
 from tandem._context_transport import GroupTransport, TransportStruct, checked_group, transport_of
@@ -196,7 +197,7 @@ def context_parallel(
     tensors = {"q": q, "k": k, "v": v, "sink": sink, "alibi_slopes": alibi_slopes, "bias": bias}
     _check_tensors(tensors)
     if execution == "auto":
-        execution = _chosen(plan, q, k, v)
+        execution = _chosen(plan, group, tensors)
     refuse_tangents(tensors.values())
     if torch._C._are_functorch_transforms_active():
         raise Unsupported("context_parallel is not served under torch.func's transforms: call it outside of them")
@@ -220,11 +221,15 @@ def context_parallel(
     return (out, lse) if return_lse else out
 
 
-def _chosen(plan: ContextPlan, q: Tensor, k: Tensor, v: Tensor) -> str:
+def _chosen(plan: ContextPlan, group: Any, tensors: dict[str, Any]) -> str:
+    q, k, v = (tensors[name] for name in ("q", "k", "v"))
     if q.dim() != 3 or 0 in (q.shape[1], k.shape[1]) or q.shape[1] % k.shape[1] != 0:
         return "gather"  # refuses the call with a sentence
+    has_copies = False
+    if q.is_cuda and plan.chunk == 0 and tensors["bias"] is None and plan.blocks is None:
+        has_copies = is_served(checked_group(group, "cuda"), q.device)
     shapes = Shapes(q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.element_size())
-    return chosen(plan, shapes)
+    return chosen(plan, shapes, has_copies)
 
 
 def _check_tensors(tensors: dict[str, Any]) -> None:

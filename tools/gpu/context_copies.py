@@ -5,6 +5,7 @@ As a program, this file loses the second of two ranks within a pass. The first o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import statistics
@@ -16,32 +17,45 @@ from unittest import mock
 import kernel_times
 import torch
 import torch.distributed as dist
-from context_parallel import calls_of, heads_of, inputs_of, one_gpu, training
+from context_parallel import Timing, calls_of, documents_of, heads_of, inputs_of, one_gpu, training
 
-# Rows of fewer bytes are packed before they are copied.
-NARROW = {"copies": 1024, "packed copies": 1 << 30, "copies of all rows": 1}
 # Parts of the heads in each group.
-PARTS = (1,), (1, 1), (1, 1, 1, 1), (1, 2, 1), (1, 3, 3, 1), (1, 2, 2, 2, 1)
-WAYS = [(name, parts) for name in ("messages", "copies") for parts in PARTS]
-WAYS += [("packed copies", parts) for parts in PARTS[1:3]]
+PARTS = (1,), (1, 1), (1, 2, 1), (1, 1, 1, 1)
+WAYS = ("messages", PARTS[0]), *(("copies", parts) for parts in PARTS[:3])
 
 
-def use(transport: str, parts: tuple[int, ...]) -> None:
+def use(transport: str, parts: tuple[int, ...], plans: list) -> None:
     """Selects the transport and the groups of heads of the next passes, on all ranks. Ranks with fewer heads than parts
     have one group.
     """
-    from tandem import _context_copies, _context_heads
+    from tandem import _context_copies
 
     _context_copies.ENABLED = transport != "messages"
-    _context_copies.NARROW_BYTES = NARROW.get(transport, 0)
-    _context_heads._GROUPS = _context_heads._COPIED_GROUPS = ((parts, 1),)
+    _context_copies.PARTS, _context_copies.LEAST_BYTES = parts, 1
+    for plan in plans:  # without the groups that the plan has kept
+        for key in [key for key in plan.kept if isinstance(key, tuple) and key[0] == "heads"]:
+            del plan.kept[key]
+
+
+@contextlib.contextmanager
+def equal_groups():
+    """Messages have the groups of heads of copies."""
+    from tandem import _context_copies, _context_heads
+
+    alone, constants = _context_heads._Exchange._fast_parts, (_context_copies.PARTS, _context_copies.LEAST_BYTES)
+
+    def fast_parts(self, heads, row_bytes, _):
+        return alone(self, heads, row_bytes, True)
+
+    with mock.patch.object(_context_heads._Exchange, "_fast_parts", fast_parts):
+        yield
+    _context_copies.ENABLED, (_context_copies.PARTS, _context_copies.LEAST_BYTES) = True, constants
 
 
 def opened(r, group):
     """Returns the group's copies, or None."""
     from tandem import _context_copies
 
-    use("copies", (1, 1))
     return _context_copies.copies_of(group or dist.group.WORLD, r.device)
 
 
@@ -70,7 +84,12 @@ def pause(r, n: int) -> None:
 
 
 def copies(r) -> None:
-    """Copies must have the bits of messages, while two problems alternate and sizes change."""
+    """Copies must have the bits of messages with the same groups, while two problems alternate and sizes change."""
+    with equal_groups():
+        check_bits(r)
+
+
+def check_bits(r) -> None:
     size = 8 if r.cpu else 128
     causal, window = {"causal": True}, {"causal": True, "window": (2 * size, None)}
     cases = [
@@ -86,22 +105,25 @@ def copies(r) -> None:
         r.say(f"{'WRONG' if found is None else 'ok   '} copies: this machine serves copies: {found is not None}",
               case="copies serve", right=found is not None)
     problems = [Problem(r, *case) for case in cases]
-    use("messages", (1, 1))
-    expected = [problem.backward(*problem.forward()) for problem in problems]
+    plans, expected = [problem.plan for problem in problems], {}
+    for parts in PARTS:
+        use("messages", parts, plans)
+        expected[parts] = [problem.backward(*problem.forward()) for problem in problems]
     for n in range(20):
         if r.late():
             r.say(f"copies: no time left after {n} passes")
             return
         # The forwards of two problems come before their backwards.
         both = [(n + n // 7) % len(problems), (n * 3 + 1) % len(problems)]
-        use([*NARROW][n // 3 % 3], PARTS[:4][n % 4])
+        parts = PARTS[n % 4]
+        use("copies", parts, plans)
         pause(r, n)
         outs = [problems[i].forward() for i in both]
         pause(r, 3 * n + 1)
         results = [problems[i].backward(*out) for i, out in zip(both, outs)]
-        same = all(torch.equal(x, y) for i, result in zip(both, results) for x, y in zip(result, expected[i]))
+        same = all(torch.equal(x, y) for i, result in zip(both, results) for x, y in zip(result, expected[parts][i]))
         right = r.worst(float(not same))[0] == 0
-        r.say(f"{'ok   ' if right else 'WRONG'} copies, pass {n}: {problems[both[0]].text}; {problems[both[1]].text}",
+        r.say(f"{'ok   ' if right else 'WRONG'} copies, pass {n}, parts {parts}: {problems[both[0]].text}; {problems[both[1]].text}",
               case=f"copies {n}", right=right)
     if found is not None:
         r.say(f"copies: {found.number} passes, {found.capacity >> 20} MiB of regions on each rank")
@@ -109,16 +131,19 @@ def copies(r) -> None:
 
 def rates(r, group) -> None:
     """The rates of copies to one peer, by all ranks at once: whole, and of rows of some bytes."""
+    from tandem import _context_copies
+
     found, count = opened(r, group), 128 << 20
     if found is None:
         r.say("transports: copies are not served")
         return
     driver, peer = found.driver, (r.rank + 1) % r.ranks
+    driver.mark()
     addresses = found._share(group, count)
     x = torch.zeros((1, count), dtype=torch.uint8, device=r.device)
     for width in (count, 4096, 2048, 1024, 512, 256):
         rows = x if width == count else torch.zeros((count // width, 2 * width), dtype=torch.uint8, device=r.device)
-        rows = rows[:, :width]
+        strip = _context_copies.strip_of(rows, slice(0, width))
         durations = []
         for _ in range(4):
             r.sync()
@@ -126,7 +151,7 @@ def rates(r, group) -> None:
             start = time.perf_counter()
             with driver.on_device():
                 for _ in range(5):
-                    driver.copy(driver.copy_stream(peer), addresses[peer], rows)
+                    driver.copy(driver.copy_stream(peer), addresses[peer], strip)
             r.sync()
             durations.append((time.perf_counter() - start) / 5)
         rate = count / r.worst(min(durations[1:]))[0] / 1e9
@@ -136,40 +161,60 @@ def rates(r, group) -> None:
 
 
 def transports(r) -> None:
-    """Times both transports by turns, with several numbers of groups, and prints the kernels of the fastest."""
+    """Times both transports by turns, with several numbers of groups, and prints the kernels of the fastest. Then times
+    windows and packed documents by gather, and by heads with copies.
+    """
     group = None
     if not r.cpu:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         group = dist.new_group(list(range(r.ranks)), backend="nccl", pg_options=options)
         rates(r, group)
-    for tokens in r.arguments.tokens if not r.cpu else [64]:
-        alone = one_gpu(r, [tokens], (heads_of(r),) * 2, None)
-        plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
-        inputs, dout = inputs_of(r, plan.rows(r.rank), (heads_of(r),) * 2)
-        both = training(r, lambda *x, plan=plan: r.attend(x, plan, "heads", group=group)[0], inputs, dout)
-        times: dict[tuple, list] = {way: [] for way in WAYS}
-        for n, way in itertools.product(range(7 if not r.cpu else 2), WAYS):
-            use(*way)
+    with equal_groups():
+        for tokens in r.arguments.tokens if not r.cpu else [64]:
+            time_ways(r, tokens, group)
+        others(r, group)
+
+
+def time_ways(r, tokens: int, group) -> None:
+    alone = one_gpu(r, [tokens], (heads_of(r),) * 2, None)
+    plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
+    inputs, dout = inputs_of(r, plan.rows(r.rank), (heads_of(r),) * 2)
+    both = training(r, lambda *x, plan=plan: r.attend(x, plan, "heads", group=group)[0], inputs, dout)
+    times: dict[tuple, list] = {way: [] for way in WAYS}
+    for n, way in itertools.product(range(7 if not r.cpu else 2), WAYS):
+        use(*way, [plan])
+        both()
+        r.sync()
+        dist.barrier(r.host)
+        start = time.perf_counter()
+        for _ in range(calls_of(r, tokens)):
             both()
-            r.sync()
-            dist.barrier(r.host)
-            start = time.perf_counter()
-            for _ in range(calls_of(r, tokens)):
-                both()
-            r.sync()
-            if n > 0:
-                times[way].append(1e3 * (time.perf_counter() - start) / calls_of(r, tokens))
-        medians = {way: r.worst(statistics.median(x), min(x)) for way, x in times.items()}
-        for way, (median, least) in medians.items():
-            r.say(f"time {tokens} tokens, heads, {way[0]}, parts {way[1]}: median {median:.3f} ms, least {least:.3f}, "
-                  f"efficiency {alone[1] / r.ranks / median:.3f}",
-                  case=f"{tokens} tokens, {way}", milliseconds=[median, least], one_gpu=alone)
-        for way in [min((way for way in WAYS if way[0] == name), key=medians.get) for name in ("messages", "copies")]:
-            use(*way)
-            explain(r, f"{tokens} tokens, {way[0]}, parts {way[1]}", both)
-        if r.late(0.7):
+        r.sync()
+        if n > 0:
+            times[way].append(1e3 * (time.perf_counter() - start) / calls_of(r, tokens))
+    medians = {way: r.worst(statistics.median(x), min(x)) for way, x in times.items()}
+    for way, (median, least) in medians.items():
+        r.say(f"time {tokens} tokens, heads, {way[0]}, parts {way[1]}: median {median:.3f} ms, least {least:.3f}, "
+              f"efficiency {alone[1] / r.ranks / median:.3f}",
+              case=f"{tokens} tokens, {way}", milliseconds=[median, least], one_gpu=alone)
+    for way in [min((way for way in WAYS if way[0] == name), key=medians.get) for name in ("messages", "copies")]:
+        use(*way, [plan])
+        explain(r, f"{tokens} tokens, {way[0]}, parts {way[1]}", both)
+
+
+def others(r, group) -> None:
+    """Times gather, and heads with copies in one group and in three, for windows and packed documents."""
+    timing, long = Timing(r), r.arguments.tokens[-1] if not r.cpu else 128
+    documents = documents_of(r.arguments.tokens[0] * r.ranks // 2 if not r.cpu else 64)
+    cases = [{"lens": [long], "window": (long // 64, None)}]
+    cases.append({"lens": documents, "heads": (64, 8) if not r.cpu else (4, 2)})
+    for case, (execution, parts) in itertools.product(cases, (("gather", (1,)), ("heads", (1,)), ("heads", (1, 2, 1)))):
+        use("copies", parts, [])
+        timing.group = f"parts {parts}", group, 0, 15_000 if not r.cpu else 0
+        if r.late(0.9):
             r.say("transports: no time left")
             return
+        timing.measure(**case, execution=execution)
 
 
 def explain(r, case: str, both) -> None:

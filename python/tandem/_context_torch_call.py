@@ -82,12 +82,13 @@ class TorchCall:
             for name, x in tensors.items()
             if x is not None
         ]
-        words = repr((plan.hash, self.name, shapes, sorted(self._numbers().items()), with_gradients))
+        words = repr((self.name, shapes, sorted(self._numbers().items()), with_gradients))
         agreed = plan.kept.setdefault("agreed", set())
-        key = words, id(self.execution.group), plan.rows(rank) == tuple(tensors[x].shape[0] for x in ("q", "k"))
+        key = words, id(self.execution.group), *(tensors[name].shape[0] for name in ("q", "k"))
         key = *key, None if tensors["bias"] is None else tensors["bias"].shape[1]
         if key in agreed:
             return
+        words = repr((plan.hash, words))
         error = self._refusal(tensors, with_gradients)
         number = int.from_bytes(hashlib.blake2b(words.encode(), digest_size=7).digest(), "little")
         own = torch.tensor([int(error is not None), number], device=tensors["q"].device)

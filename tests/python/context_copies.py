@@ -189,6 +189,8 @@ def _without_copies(r, problem, copies):
         mock.patch.object(_context_copies, "ENABLED", False),
     ):
         with patch:
+            if patch is driver:
+                assert _context_copies.copies_of(group, torch.device("cpu")) is copies  # the same groups of heads
             assert all(torch.equal(x, y) for x, y in zip(r.run(plan, batch, **options), expected))
     # The backward has the groups of its forward.
     q, k, v, dout = (plan.shard(x, r.rank) for x in batch[:4])

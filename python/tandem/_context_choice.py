@@ -69,11 +69,13 @@ def predicted(
         gather.append(max(work[0], _arrival(sum(moved), link.latency, link.gather)) + sum(work[1:]) + merges)
         arrivals = [_arrival(x, link.latency, link.ring) for x in moved[1:]]
         ring.append(sum(max(x, y) for x, y in zip(work, [*arrivals, 0.0])) + merges)
-    heads = _head_messages(plan, shapes, link, has_copies) if plan.ranks > 1 else 0.0
     own_heads = -(-shapes.heads_q // plan.ranks)
     if plan.chunk > 0:
         own_heads = -(-shapes.heads_k // plan.ranks) * (shapes.heads_q // shapes.heads_k)
-    return {"gather": max(gather), "ring": max(ring), "heads": shapes.seconds(pairs, own_heads) + heads}
+    heads = shapes.seconds(pairs, own_heads)
+    if plan.ranks > 1:
+        heads += _head_messages(plan, shapes, link, heads if has_copies else None)
+    return {"gather": max(gather), "ring": max(ring), "heads": heads}
 
 
 def _arrival(count: float, latency: float, rate: float) -> float:
@@ -81,16 +83,18 @@ def _arrival(count: float, latency: float, rate: float) -> float:
     return 3 * (latency + count / rate) if count > 0 else 0.0
 
 
-def _head_messages(plan: ContextPlan, shapes: Shapes, link: Link, has_copies: bool) -> float:
-    """Returns the seconds of messages that the execution by heads does not overlap: to heads and to tokens, twice."""
+def _head_messages(plan: ContextPlan, shapes: Shapes, link: Link, copied: float | None) -> float:
+    """Returns the seconds of messages that the execution by heads does not overlap: to heads and to tokens, twice.
+    copied: seconds of attention of a rank with copies.
+    """
     rows = max(plan.rows(rank) for rank in range(plan.ranks))
     # Ranks that share key heads each receive a copy.
     shared = max(1.0, plan.ranks / shapes.heads_k)
     count = (plan.ranks - 1) / plan.ranks * (shapes.query_bytes(rows[0]) + shared * shapes.key_bytes(rows[1]))
     rate = link.gather
-    if has_copies:
+    if copied is not None:
         queries = rows[0] * shapes.heads_q // plan.ranks * shapes.head_dim * shapes.element
-        parts, rate = parts_of(queries, shapes.heads_k // plan.ranks), link.copies
+        parts, rate = parts_of(queries, copied, shapes.heads_k // plan.ranks), link.copies
         count *= parts[0] / sum(parts)
     return 2 * (2 * link.latency + count / rate)
 

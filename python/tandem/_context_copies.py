@@ -28,9 +28,9 @@ MOST_BYTES = 2 << 30
 MOST_RANKS = 16
 # Rows of fewer bytes that are not contiguous are packed first. On H200s rows of 256 bytes are as fast as whole tensors.
 NARROW_BYTES = 256
-# Parts of the heads in each group. Ranks with fewer bytes of queries for each peer have one group, because every group
-# needs time of the host.
-PARTS, LEAST_BYTES = (1, 2, 1), 64 << 20
+# Parts of the heads in each group. Ranks with fewer bytes of queries for each peer or less attention have one group,
+# because the host needs about 4 ms for a group.
+PARTS, LEAST_BYTES, LEAST_SECONDS = (1, 2, 1), 64 << 20, 0.02
 
 DRIVERS: dict[str, Any] = {"cuda": CudaDriver}  # by type of device
 _ALIGNMENT = 256
@@ -303,6 +303,9 @@ def is_served(group: Any, device: torch.device) -> bool:
     return device not in opened or (opened[device] is not None and opened[device].serves)
 
 
-def parts_of(count: float, key_heads: int) -> tuple[int, ...]:
-    """Returns the parts of a rank's heads in each group. count: bytes of the rank's queries for each peer."""
-    return PARTS if count >= LEAST_BYTES and key_heads >= sum(PARTS) else (1,)
+def parts_of(count: float, seconds: float, key_heads: int) -> tuple[int, ...]:
+    """Returns the parts of a rank's heads in each group. count: bytes of the rank's queries for each peer. seconds: of
+    the rank's attention in both passes.
+    """
+    is_large = count >= LEAST_BYTES and seconds >= LEAST_SECONDS
+    return PARTS if is_large and key_heads >= sum(PARTS) else (1,)

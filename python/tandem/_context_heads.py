@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tandem import _context_torch
 from tandem._context_captured import in_order
+from tandem._context_choice import Shapes
 from tandem._context_copies import Layout, copies_of, parts_of
 from tandem._context_execution import Biases, Execution
 from tandem._context_head_messages import Copied, Load, Parcel, Route, Rows, Transfer, Wire, wide
@@ -167,13 +168,13 @@ class _Exchange:
         key = "heads", self.rank, heads, device, wires, parts, copies is None
         found = kept.get(key)
         if found is None:
-            self.parts = parts or self._fast_parts(heads, wires[0][0].bytes, copies is not None)
+            self.parts = parts or self._fast_parts(heads, wires[0], copies is not None)
             self.groups = self._groups(heads, wires)
             found = kept[key] = self.parts, self.groups, self._layout(wires)
         self.parts, self.groups, layout = found
         self.copies = None if copies is None else copies.begin(execution.group, layout)
 
-    def _fast_parts(self, heads: tuple[int, int], row_bytes: int, has_copies: bool) -> _Parts:
+    def _fast_parts(self, heads: tuple[int, int], wires: _Wires, has_copies: bool) -> _Parts:
         """Ranks whose heads are no whole groups of query heads have one group. Messages of the group have one, because
         each of them needs much time of the host.
         """
@@ -184,7 +185,10 @@ class _Exchange:
         if not has_copies or not whole:
             return (1,)
         least = min(key_heads)
-        return parts_of(min(self.rows(_QUERIES).counts) * row_bytes * of_key_head * least, least)
+        pairs = float(self.plan.on_one_rank().steps(0, 0)["pairs"].sum())
+        shapes = Shapes(*heads, wires[0].shape[-1], wires[2].shape[-1])
+        count = min(self.rows(_QUERIES).counts) * wires[0].bytes * of_key_head * least
+        return parts_of(count, shapes.seconds(pairs, of_key_head * least), least)
 
     def _groups(self, heads: tuple[int, int], wires: tuple[_Wires, _Wires]) -> list[Group]:
         """Divides all heads into groups."""

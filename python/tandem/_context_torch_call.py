@@ -76,7 +76,7 @@ class TorchCall:
         """Compares the call between the ranks, at the first call with a plan, shapes and options. Raises on all ranks
         if the calls differ or if a rank refuses its call.
         """
-        plan, rank = self.execution.plan, self.execution.rank
+        plan = self.execution.plan
         shapes = [
             (name, x.dtype, (x.shape[0], x.shape[2], x.requires_grad) if name == "bias" else x.shape[1:])
             for name, x in tensors.items()

@@ -131,6 +131,7 @@ def test_executions_are_chosen_by_predicted_time():
 
 def test_copies_make_the_execution_by_heads_faster():
     from tandem._context_choice import Shapes, chosen, predicted
+    from tandem._context_copies import parts_of
 
     shapes, documents = Shapes(heads_q=32, heads_k=32, head_dim=128, head_dim_v=128), [6000, 200, 3000, 7184]
     causal = {n: tandem.ContextPlan([n], 2, causal=True) for n in (16384, 65536)}
@@ -139,6 +140,8 @@ def test_copies_make_the_execution_by_heads_faster():
         assert chosen(plan, shapes, True) == "heads"
     for plan, of_plan in ((window, shapes), (tandem.ContextPlan(documents, 2, causal=True), Shapes(64, 8, 128, 128))):
         assert chosen(plan, of_plan, True) == chosen(plan, of_plan) == "gather"
+    assert parts_of(64 << 20, 0.02, 4) == (1, 2, 1)
+    assert parts_of(63 << 20, 0.02, 4) == parts_of(64 << 20, 0.01, 4) == parts_of(64 << 20, 0.02, 3) == (1,)
     slow, fast = (predicted(causal[65536], shapes, has_copies=x) for x in (False, True))
     assert fast["heads"] < slow["heads"] and fast["gather"] == slow["gather"]
     # Milliseconds of both passes on two H200.

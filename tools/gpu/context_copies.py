@@ -31,7 +31,7 @@ def use(transport: str, parts: tuple[int, ...], plans: list) -> None:
     from tandem import _context_copies
 
     _context_copies.ENABLED = transport != "messages"
-    _context_copies.PARTS, _context_copies.LEAST_BYTES = parts, 1
+    _context_copies.PARTS, _context_copies.LEAST_BYTES, _context_copies.LEAST_SECONDS = parts, 1, 0
     for plan in plans:  # without the groups that the plan has kept
         for key in [key for key in plan.kept if isinstance(key, tuple) and key[0] == "heads"]:
             del plan.kept[key]
@@ -42,14 +42,15 @@ def equal_groups():
     """Messages have the groups of heads of copies."""
     from tandem import _context_copies, _context_heads
 
-    alone, constants = _context_heads._Exchange._fast_parts, (_context_copies.PARTS, _context_copies.LEAST_BYTES)
+    alone = _context_heads._Exchange._fast_parts
 
-    def fast_parts(self, heads, row_bytes, _):
-        return alone(self, heads, row_bytes, True)
+    def fast_parts(self, heads, wires, _):
+        return alone(self, heads, wires, True)
 
+    constants = {name: getattr(_context_copies, name) for name in ("ENABLED", "PARTS", "LEAST_BYTES", "LEAST_SECONDS")}
     with mock.patch.object(_context_heads._Exchange, "_fast_parts", fast_parts):
-        yield
-    _context_copies.ENABLED, (_context_copies.PARTS, _context_copies.LEAST_BYTES) = True, constants
+        with mock.patch.multiple(_context_copies, **constants):
+            yield
 
 
 def opened(r, group):

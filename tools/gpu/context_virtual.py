@@ -79,11 +79,11 @@ def in_groups() -> None:
     """Messages have several groups of heads too, in the calls that copies serve."""
     alone = _context_heads._Exchange._fast_parts
 
-    def fast_parts(self, heads, row_bytes, has_copies):
-        return alone(self, heads, row_bytes, self.plan.chunk == 0 and not self.execution.is_dense)
+    def fast_parts(self, heads, wires, _):
+        return alone(self, heads, wires, self.plan.chunk == 0 and not self.execution.is_dense)
 
     _context_heads._Exchange._fast_parts = fast_parts
-    _context_copies.PARTS, _context_copies.LEAST_BYTES = (1, 1), 1
+    _context_copies.PARTS, _context_copies.LEAST_BYTES, _context_copies.LEAST_SECONDS = (1, 1), 1, 0
 
 
 def learned(options: dict) -> list:

@@ -157,7 +157,7 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
   if (tuning.m_splits || tuning.unsplit_tiles) parts.unsplit_tiles = tuning.unsplit_tiles.value_or(0);
   if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
-  if (tuning.m_splits || tuning.unsplit_tiles || tuning.dq_splits) parts.rotates = false;
+  if (tuning.m_splits || tuning.dq_splits) parts.rotates = false;
   if (tuning.rotates) parts.rotates = *tuning.rotates;
   if (parts.rotates) parts.unsplit_tiles = 0;
   parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, ceil_div(p.seqlen_k, t.tile_n())) : 1;

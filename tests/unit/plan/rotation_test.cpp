@@ -10,8 +10,8 @@
 namespace tandem::test {
 namespace {
 
-// At each iteration the order is a permutation. It follows the times at which n_blocks reach the iteration, if each
-// takes one iteration at a time, so that no order of waits is a cycle.
+// At each iteration the order is a permutation. n_blocks add in the order in which they reach the iteration,
+// so that no order of waits is a cycle.
 TEST(Rotation, OrderFollowsTime) {
   for (int n_blocks = 2; n_blocks <= 16; ++n_blocks) {
     for (int iterations = 1; iterations <= 40; ++iterations) {

@@ -35,6 +35,7 @@ struct AppendKvParams {
   ElementType type, table_type;
   bool interleaved, single_q_position;
   bool aligned;       // 16 bytes can be moved at once
+  bool by_thread;     // append_by_thread() serves the call
   int rows_of_block;  // rows of a CTA, at most kMaxRows
   int key_blocks;     // CTAs from this number on have queries
 };

@@ -10,6 +10,7 @@
 #include "config/append_kv.h"
 #include "device/row.cuh"
 #include "ptx/base.cuh"
+#include "ptx/warp.cuh"
 
 constexpr int kNoPage = -1;  // the row is not written
 
@@ -40,6 +41,7 @@ TANDEM_DEVICE i64 number_or(const Numbers<T>& numbers, i64 i, i64 otherwise) {
 struct SequenceRow {
   int sequence, index;
 
+  TANDEM_DEVICE SequenceRow(int sequence, int index) : sequence(sequence), index(index) {}
   TANDEM_DEVICE SequenceRow(const AppendKvParams& p, const AppendRowsParams& rows, int row) {
     if (!rows.cu_seqlens.data) {
       sequence = row / rows.seqlen, index = row % rows.seqlen;
@@ -253,12 +255,103 @@ TANDEM_DEVICE void move_block(const AppendKvParams& p, const AppendShared& share
   }
 }
 
+// Few rows: a CTA has a row, and a thread 16 bytes of it, or two times 16 bytes that it rotates. All loads are in
+// flight together, except that a place and a row of the tables need the length. The code is short, because instructions
+// that are not cached cost more time than the moves.
+struct ThreadMove {
+  bool keys, value;
+  bool rotates, is_second;  // part of pairs: first or second
+  int sequence, index, head, column, apart;
+
+  // n: the number of the move in the row.
+  TANDEM_DEVICE ThreadMove(const AppendKvParams& p, int n) {
+    keys = blockIdx.x < p.key_blocks;
+    const AppendRowsParams& rows = keys ? p.keys : p.queries;
+    const int row = blockIdx.x - (keys ? 0 : p.key_blocks), of_head = p.head_dim / 8;
+    sequence = rows.seqlen == 1 ? row : row / rows.seqlen;
+    index = row - sequence * rows.seqlen;
+    value = n >= rows.heads * of_head;
+    const int own = value ? n - rows.heads * of_head : n, parts = value ? p.head_dim_v / 8 : of_head;
+    head = own / parts, column = (own - head * parts) * 8;
+    if (value && (!keys || head >= rows.heads)) head = -1;
+    apart = p.rotary_dim / 2;
+    rotates = !value && column < apart;
+    is_second = !value && column >= apart && column < p.rotary_dim;
+  }
+};
+
+// The tables' values of eight pairs from column on.
+struct RotaryValues {
+  float cos[8], sin[8];
+
+  TANDEM_DEVICE RotaryValues(const AppendKvParams& p, i64 position, int column) {
+    const i64 cos_at = position * p.cos_row + column, sin_at = position * p.sin_row + column;
+    if (p.table_type == ElementType::f32) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        cos[i] = static_cast<const float*>(p.cos)[cos_at + i];
+        sin[i] = static_cast<const float*>(p.sin)[sin_at + i];
+      }
+    } else {
+      const bool f16 = p.table_type == ElementType::f16;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        cos[i] = widen(static_cast<const u16*>(p.cos)[cos_at + i], f16);
+        sin[i] = widen(static_cast<const u16*>(p.sin)[sin_at + i], f16);
+      }
+    }
+  }
+};
+
+TANDEM_DEVICE void append_by_thread(const AppendKvParams& p) {
+  using Part = Elements<u16, 8>;
+  const ThreadMove move(p, static_cast<int>(blockIdx.y * AppendKvParams::kThreads + threadIdx.x));
+  if (move.head < 0) return;
+  const StridedRows& from = move.value ? p.v : move.keys ? p.k : p.q;
+  const StridedRows& to = move.value ? p.v_cache : move.keys ? p.k_cache : p.q_out;
+  const u16* const source = static_cast<const u16*>(from.data) + move.sequence * from.batch + move.index * from.row +
+                            move.head * from.head + move.column;
+  Part first, second;
+  if (!move.is_second) first = *reinterpret_cast<const Part*>(source);
+  if (move.rotates) second = *reinterpret_cast<const Part*>(source + move.apart);
+  AppendPlace at{move.sequence, move.index, 0, move.index, 0};
+  at.position = number_or(p.rotary_seqlens, move.sequence, first_place(p, move.sequence));
+  if (move.keys || !p.single_q_position) at.position += move.index;
+  const bool in_tables = !move.value && p.rotary_dim > 0 && at.position >= 0 && at.position < p.rotary_rows;
+  // The thread of the first part moves the second one too, if both are rotated.
+  if (move.is_second) {
+    if (in_tables) return;
+    first = *reinterpret_cast<const Part*>(source);
+  }
+  if (in_tables && move.rotates) {
+    const RotaryValues table(p, at.position, move.column);
+    const bool f16 = p.type == ElementType::f16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float x = widen(first.x[i], f16), y = widen(second.x[i], f16);
+      first.x[i] = narrow<u16>(__fsub_rn(__fmul_rn(x, table.cos[i]), __fmul_rn(y, table.sin[i])), f16);
+      second.x[i] = narrow<u16>(__fadd_rn(__fmul_rn(x, table.sin[i]), __fmul_rn(y, table.cos[i])), f16);
+    }
+  }
+  if (move.keys) {
+    at.page = kNoPage;
+    set_place(p, {move.sequence, move.index}, &at);
+    if (at.page == kNoPage) return;
+  }
+  const i64 batch = move.keys ? at.page : move.sequence, row = move.keys ? at.place : move.index;
+  u16* const target = static_cast<u16*>(to.data) + batch * to.batch + row * to.row + move.head * to.head + move.column;
+  *reinterpret_cast<Part*>(target) = first;
+  if (in_tables && move.rotates) *reinterpret_cast<Part*>(target + move.apart) = second;
+}
+
 TANDEM_DEVICE void append_rows(const AppendKvParams& p) {
   __shared__ AppendShared shared;
   const bool keys = blockIdx.x < p.key_blocks;
   const int total = keys ? p.keys.total : p.queries.total;
   const int first = (blockIdx.x - (keys ? 0 : p.key_blocks)) * p.rows_of_block,
             count = min(p.rows_of_block, total - first);
+  grid_dependency_wait();
+  if (p.by_thread) return append_by_thread(p);
   if (threadIdx.x < count) shared.places[threadIdx.x] = find_place(p, keys, first + threadIdx.x);
   if (keys && p.slot_mapping.data) mark_superseded(p, shared, first, count);
   __syncthreads();

@@ -277,6 +277,7 @@ Status GpuEngine::append_kv(const AppendKvProblem& problem, void* stream) {
   wanted.kernel = compiled->loaded.at(plan::EntryId::append_kv);
   wanted.grid = {planned.blocks, planned.parts, 1};
   wanted.block.x = AppendKvParams::kThreads;
+  wanted.overlap_previous = plan::overlaps_launches(device_->properties(), tuning_);
   wanted.args = parameters;
   wanted.stream = stream;
   std::vector<gpu::NamedBuffer> buffers;

@@ -46,6 +46,16 @@ bool is_aligned(const AppendKvProblem& p) {
          is_aligned_row(p.q, p.head_dim) && is_aligned_row(p.q_out, p.head_dim);
 }
 
+// Returns true if append_by_thread() serves the call: dense rows of 16-bit elements with places by sequence.
+bool moves_by_thread(const AppendKvProblem& p, bool aligned) {
+  return aligned && size_of(p.dtype) == 2 && !p.interleaved && !p.by_token() && !p.keys.cu_seqlens &&
+         !p.queries.cu_seqlens;
+}
+// The chunks of 16 bytes of a row of new keys and values, or of queries.
+int64_t most_chunks(const AppendKvProblem& p) {
+  return std::max(p.keys.heads * (p.head_dim + p.head_dim_v), p.queries.heads * p.head_dim) / 8;
+}
+
 }  // namespace
 
 std::string append_kv_translation_unit() {
@@ -98,11 +108,13 @@ AppendKvLaunch append_kv_launch(const AppendKvProblem& p, const gpu::Properties&
   const auto blocks_of = [&](int64_t total) {
     return static_cast<uint32_t>((total + rows_of_block - 1) / rows_of_block);
   };
+  params.by_thread = rows_of_block == 1 && moves_by_thread(p, params.aligned);
   params.rows_of_block = static_cast<int>(rows_of_block);
   params.key_blocks = static_cast<int>(blocks_of(p.keys.total));
   launch.blocks = blocks_of(p.keys.total) + blocks_of(p.queries.total);
   const int64_t elements = rows_of_block * std::max(p.keys.heads, p.queries.heads) * std::max(p.head_dim, p.head_dim_v);
-  const int64_t parts = std::min(elements / kElementsOfPart, blocks / std::max<int64_t>(launch.blocks, 1));
+  int64_t parts = std::min(elements / kElementsOfPart, blocks / std::max<int64_t>(launch.blocks, 1));
+  if (params.by_thread) parts = (most_chunks(p) + AppendKvParams::kThreads - 1) / AppendKvParams::kThreads;
   launch.parts = static_cast<uint32_t>(std::max<int64_t>(parts, 1));
   return launch;
 }

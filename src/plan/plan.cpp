@@ -103,11 +103,15 @@ std::string translation_unit(const PlannedKernel& kernel) {
   return translation_unit(kernel.configuration, functions, kernel.unit);
 }
 
+bool overlaps_launches(const gpu::Properties& device, const Tuning& tuning) {
+  return planner_for(device).overlaps_launches(tuning);
+}
+
 Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning) {
   Plan plan;
   plan.pass = pass_of(problem.pass);
   plan.pass->plan(problem, device, tuning, &plan);
-  if (!planner_for(device).overlaps_launches(tuning)) {
+  if (!overlaps_launches(device, tuning)) {
     for (PlannedLaunch& launch : plan.launches) launch.overlap_previous = false;
   }
   return plan;

@@ -103,6 +103,9 @@ const Pass* pass_of(tandem_pass pass);
 // Returns ok, or the first reason why this device does not serve the call. Data pointers that are set are checked too.
 Status check(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 
+// Returns false if no launch on the device may begin before the previous one has ended.
+bool overlaps_launches(const gpu::Properties& device, const Tuning& tuning);
+
 // Requires a problem that check() accepts and that has an output.
 Plan make_plan(const Problem& problem, const gpu::Properties& device, const Tuning& tuning = kTuning);
 

@@ -48,9 +48,10 @@ TEST(KernelsAppendKv, PlacesOutsideAreSkipped) {
                          .cached = {5, 30, 0, 9},
                          .packed = true,
                          .batch_idx = true};
-  AppendCase rows = pages;
+  AppendCase rows = pages, dense = pages;
   rows.places = Places::rows;
-  for (const AppendCase& c : {pages, rows}) {
+  dense.packed = false, dense.new_keys = {4, 4, 4, 4};
+  for (const AppendCase& c : {pages, rows, dense}) {
     for (const int32_t value : {-1, INT32_MIN, INT32_MAX, 1000, 93}) {
       const auto set = [&](Tensor AppendInstance::*list, int64_t n) {
         EXPECT_EQ(checked(c, [&](AppendInstance& x) { (x.*list).set(n, value); }), "") << value << " " << n << " " << c;

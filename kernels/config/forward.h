@@ -105,7 +105,7 @@ struct ForwardParams {
   int batch, heads_q, heads_k;
   int seqlen_q, seqlen_k;       // dense: exact; packed: the caller's bound
   int total_q, total_k;         // packed: rows of the tensors
-  int pack_gqa;                 // query heads of a key head in one tile: power of two <= 64
+  int pack_gqa;                 // query heads of a key head in one tile: power of two <= 128
   const int* tile_order;        // block mask: m_blocks by falling number of iterations
   int order_batch, order_head;  // strides between lists; 0: broadcast
   // m_blocks: of one (packed) head and sequence; varlen: an upper bound over all sequences.

@@ -32,7 +32,7 @@ struct NBlockRange {
 template <auto T>
 TANDEM_DEVICE NBlockRange n_block_range(const ForwardParams& p, const TileCoords& t, int row, int rows) {
   const int pack_shift = log2_of(p.pack_gqa);
-  const int first = row >> pack_shift, last = min((row + rows) >> pack_shift, t.q_len) - 1;
+  const int first = row >> pack_shift, last = min((row + rows - 1) >> pack_shift, t.q_len - 1);
   const auto band = band_of<T>(p, t);
   const KeyRange visible = band.visible_keys(first, last), unmasked = band.unmasked_keys(first, last);
   NBlockRange range;

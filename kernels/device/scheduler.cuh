@@ -49,6 +49,7 @@ TANDEM_DEVICE void schedule(const ForwardParams& p) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pack_shift = log2_of(p.pack_gqa);
   const int most = (p.seqlen_k + T.tile_n - 1) / T.tile_n;
   first[threadIdx.x] = 0;
+  grid_dependency_wait();
   __syncthreads();
   // Counts the tiles of each bucket, then computes the buckets' positions.
 #pragma unroll 1

@@ -22,6 +22,8 @@ class ArchPlanner {
   virtual ForwardKernel split_keys(const ForwardKernel& kernel) const = 0;
   // The kernel whose schedule() splits the keys of sequences with few queries.
   virtual ForwardKernel device_splits(const ForwardKernel& kernel) const = 0;
+  // The most query heads of a key head whose rows share a tile, a power of two.
+  virtual int max_pack_gqa() const = 0;
   virtual const ForwardOrderTuning& forward_order(const Tuning& tuning) const = 0;
   virtual ForwardTimes forward_times(const ForwardKernel& kernel) const = 0;
   // The forward's block masks must have blocks of a multiple of this number of queries and of keys.

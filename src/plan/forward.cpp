@@ -15,12 +15,12 @@
 namespace tandem::plan {
 namespace {
 
-// Returns the maximum number of query heads of a key head that can share a tile. The number is a power of two up to 64,
-// so that a warpgroup's 64 rows are whole queries.
-int max_pack_gqa(const Problem& p) {
+// Returns the maximum number of query heads of a key head that can share a tile. The number is a power of two, so that
+// a warpgroup's 64 rows are whole queries or half of one.
+int max_pack_gqa(const Problem& p, const ArchPlanner& planner) {
   const int64_t group = p.group();
   int pack_gqa = 1;
-  while (pack_gqa < 64 && group % (2 * pack_gqa) == 0) pack_gqa *= 2;
+  while (pack_gqa < planner.max_pack_gqa() && group % (2 * pack_gqa) == 0) pack_gqa *= 2;
   return pack_gqa;
 }
 
@@ -86,9 +86,9 @@ void set_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuni
 struct SplitRule {
   int64_t keys, splits;
 
-  SplitRule(const Problem& p, int tile_n, const ForwardOrderTuning& tuning) {
-    const int64_t pack_gqa = max_pack_gqa(p), heads = std::max<int64_t>(p.heads_q / pack_gqa, 1);
-    keys = round_up(tuning.invariant_split_keys * std::max<int64_t>(pack_gqa / 16, 1), tile_n);
+  SplitRule(const Problem& p, int tile_n, const ArchPlanner& planner, const ForwardOrderTuning& tuning) {
+    const int64_t pack_gqa = max_pack_gqa(p, planner), heads = std::max<int64_t>(p.heads_q / pack_gqa, 1);
+    keys = round_up(tuning.invariant_split_keys * std::clamp<int64_t>(pack_gqa / 16, 1, 4), tile_n);
     splits = std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tuning.invariant_splits / heads, 1)));
   }
 };
@@ -121,8 +121,8 @@ bool may_split_on_device(const Problem& p) {
 // Returns the list's entries for splits after the first ones.
 int64_t set_device_splits(const Problem& p, const ArchPlanner& planner, const Tuning& tuning, ForwardSchedule* t) {
   if (!may_split_on_device(p)) return 0;
-  const SplitRule rule(p, t->tile.tile_n, planner.forward_order(tuning));
-  const int64_t max_queries = std::min(kMaxSplitQueries, kMaxSplitTileRows / t->pack_gqa);
+  const SplitRule rule(p, t->tile.tile_n, planner, planner.forward_order(tuning));
+  const int64_t max_queries = std::clamp<int64_t>(kMaxSplitTileRows / t->pack_gqa, 1, kMaxSplitQueries);
   const DeviceSplits bounds(p, rule, max_queries);
   if (!t->tile.varlen && (p.seqlen_q > max_queries || bounds.splits == 1)) return 0;
   t->tile = planner.device_splits(t->tile);
@@ -135,7 +135,7 @@ int64_t set_device_splits(const Problem& p, const ArchPlanner& planner, const Tu
   return bounds.further;
 }
 
-Status check_sizes(const Problem& p, const ForwardOrderTuning& tuning) {
+Status check_sizes(const Problem& p, const ArchPlanner& planner, const ForwardOrderTuning& tuning) {
   if (p.seqlen_q > kLongestSequence || p.seqlen_q * p.group() > kLongestSequence) {
     return Status::unsupported(str_cat("q.seqlen (", p.seqlen_q, ") times the query heads of a key head (", p.group(),
                                        ") must be at most 2^28 on a GPU: split the queries over several calls"));
@@ -154,7 +154,7 @@ Status check_sizes(const Problem& p, const ForwardOrderTuning& tuning) {
                 ") must give fewer than 2^29 tiles of 64 queries on a GPU: split the call over batch"));
   }
   if (may_split_on_device(p) && heads > 0 &&
-      DeviceSplits(p, SplitRule(p, 1, tuning), kMaxSplitQueries).rows > kMaxTiles / heads) {
+      DeviceSplits(p, SplitRule(p, 1, planner, tuning), kMaxSplitQueries).rows > kMaxTiles / heads) {
     return Status::unsupported(str_cat("batch (", p.batch, "), q.heads (", heads, ") and k.seqlen (", p.seqlen_k,
                                        ") with batch_invariant must give fewer than 2^29 results of splits on a GPU: "
                                        "set num_splits to 1"));
@@ -196,7 +196,7 @@ bool sequences_are_tiles(const Problem& p, const ForwardSchedule& t, int64_t cta
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, ForwardSchedule* plan) {
   const ArchPlanner& planner = planner_for(device);
   ForwardSchedule& t = *plan;
-  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p);  // each head has separate lists
+  t.pack_gqa = p.block_mask ? 1 : max_pack_gqa(p, planner);  // each head has separate lists
   t.tile = planner.select_forward(p, device, t.pack_gqa, tuning);
   // Under a mask, few queries of many heads see fewer keys than many queries of one head.
   if (t.pack_gqa > 1 && !t.tile.varlen && !t.tile.bounded_left && !t.tile.bounded_right && !p.batch_invariant) {
@@ -258,7 +258,8 @@ void add_launches(const Problem& p, ForwardSchedule& t, int64_t sms, Plan* plan)
       plan->launches.push_back(
           {.entry = EntryId::order_tiles, .grid = tiles, .block = kListBlocksThreads, .overlap_previous = overlaps});
   }
-  if (t.lists_tiles) plan->launches.push_back({.entry = EntryId::schedule, .block = kScheduleThreads});
+  if (t.lists_tiles)
+    plan->launches.push_back({.entry = EntryId::schedule, .block = kScheduleThreads, .overlap_previous = overlaps});
   plan->launches.push_back({.entry = EntryId::main,
                             .grid = static_cast<uint32_t>(t.grid),
                             .block = static_cast<uint32_t>(t.tile.threads()),
@@ -345,7 +346,7 @@ ScoreOptions options_of(const Problem& p) {
 }
 
 int combined_queries(const Problem& p, const ForwardSchedule& t) {
-  const int64_t queries = p.seqused_q ? t.tile.tile_m() / t.pack_gqa : t.split_max_queries;
+  const int64_t queries = p.seqused_q ? ceil_div(t.tile.tile_m(), t.pack_gqa) : t.split_max_queries;
   return static_cast<int>(std::min(p.seqlen_q, queries));
 }
 
@@ -427,7 +428,7 @@ Status ForwardPass::check(const Problem& p, const gpu::Properties& device, const
   }
   TANDEM_TRY(check_blocks(p, planner.block_mask_queries(), planner.block_mask_keys()));
   TANDEM_TRY(check_tensors(p));
-  return check_sizes(p, planner.forward_order(tuning));
+  return check_sizes(p, planner, planner.forward_order(tuning));
 }
 
 void ForwardPass::plan(const Problem& p, const gpu::Properties& device, const Tuning& tuning, Plan* plan) const {

@@ -24,7 +24,8 @@ inline constexpr size_t kCounterOffset = 0;    // two ints
 inline constexpr size_t kZerosOffset = 16;     // zeros that replace absent keys and values
 inline constexpr size_t kTileListOffset = 32;  // ListedTile[m_blocks], varlen only
 
-// batch_invariant: the most queries of a sequence that is split, and the most rows of these queries in a packed head.
+// batch_invariant: the most queries of a sequence that is split, and the most rows of these queries in a packed head. A
+// sequence of one query may have more rows.
 inline constexpr int64_t kMaxSplitQueries = 8, kMaxSplitTileRows = 64;
 
 // The most queries of a sequence of this call that is split.

@@ -19,10 +19,10 @@ namespace {
 // The caller adds the dimension of sequences.
 const MapDimensions& add_rows(const Problem& p, const ForwardSchedule& t, const View& view, int64_t head_dim, int rows,
                               const MapDimensions& map) {
-  const int64_t pack_gqa = t.pack_gqa;
+  const int64_t pack_gqa = t.pack_gqa, heads_of_box = std::min<int64_t>(pack_gqa, rows);
   return map.add(head_dim, 1, map.columns())
-      .add(pack_gqa, view.head, pack_gqa)
-      .add(p.packed_q() ? p.total_q : p.seqlen_q, view.row, rows / pack_gqa)
+      .add(pack_gqa, view.head, heads_of_box)
+      .add(p.packed_q() ? p.total_q : p.seqlen_q, view.row, rows / heads_of_box)
       .add(p.heads_q / pack_gqa, view.head * pack_gqa, 1);
 }
 

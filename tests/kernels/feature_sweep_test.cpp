@@ -148,12 +148,28 @@ TEST_F(Kernels, Lengths) {
 }
 
 TEST_F(Kernels, GroupsOfHeads) {
-  for (const int group : {1, 2, 3, 4, 5, 6, 8, 12, 16, 64}) {
+  for (const int group : {1, 2, 3, 4, 5, 6, 8, 12, 16, 64, 128}) {
     for (const char* shape : {"--seqlen-q 1 --seqlen-k 300", "--seqlen-q 5 --seqlen-k 200 --causal 1",
                               "--seqlen-q 70 --seqlen-k 75 --causal 1 --left 40 --sink f32",
                               "--packed 1 --lengths-q 1,9,70 --lengths-k 90,9,33 --max-seqlen 0 --causal 1",
                               "--seqlen-q 33 --seqlen-k 40 --alibi head --bias f32 --layout 1048575"}) {
       add("--heads-k 2 --head-dim 64 --head-dim-v 64 --heads-q " + number(2 * group) + " " + shape);
+    }
+  }
+}
+
+// A query of 128 heads fills two warpgroups, and a tile of three warpgroups ends within a query.
+TEST_F(Kernels, HeadsOfTwoWarpgroups) {
+  for (const char* dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 128 --head-dim-v 128 "}) {
+    for (const char* options :
+         {"--seqlen-q 1 --seqlen-k 700 --splits 3", "--seqlen-q 1 --seqlen-k 900 --page-size 64 --used-k 800",
+          "--seqlen-q 3 --seqlen-k 300 --softcap 5 --causal 1", "--seqlen-q 4 --seqlen-k 90 --dropout 0.3 --left 20",
+          "--packed 1 --lengths-q 1,3,2 --lengths-k 300,3,150 --causal 1 --softcap 5",
+          "--batch 2 --seqlen-q 5 --seqlen-k 200 --used-q 5,2 --used-k 200,70 --causal 1 --max-scores 1",
+          "--seqlen-q 3 --seqlen-k 70 --score-mod score*temperature+table[head,clamp(q-k+4,0,8)]",
+          "--seqlen-q 3 --seqlen-k 200 --bias bool --bias-shape bhij", "--seqlen-q 2 --seqlen-k 200 --float32 o",
+          "--seqlen-q 3 --seqlen-k 130 --alibi batch"}) {
+      add(dims + std::string("--dtype bf16 --heads-q 256 --heads-k 2 ") + options);
     }
   }
 }

@@ -122,6 +122,16 @@ TEST(KernelsInvariance, SplitsWithEveryOption) {
   expect_all_good(cases);
 }
 
+// The rows of 128 heads of one query have splits.
+TEST(KernelsInvariance, SplitsOfManyHeads) {
+  const ForcedTuning forced(short_splits());
+  const std::string one = "--dtype bf16 --heads-q 128 --heads-k 1 --seqlen-q 1 --seqlen-k 1800 --invariant 1 ";
+  expect_all_good({{one + "--batch 2 --used-k 1800,700"},
+                   {one + "--batch 2 --page-size 64 --used-k 1500,30 --sink f32"},
+                   {one + "--page-size 16 --used-k 1300 --left 900 --head-dim 128 --head-dim-v 128"},
+                   {one + "--batch 2 --used-q 0,1 --float32 o --head-dim 128 --head-dim-v 128"}});
+}
+
 // Padded queries, packed queries and pages; sequences that are split, that have longer splits, and that have none.
 TEST(KernelsInvariance, SplitsInMixedBatches) {
   const ForcedTuning forced(short_splits(4));

@@ -52,7 +52,8 @@ struct BiasLoader {
     // opaque() keeps ptxas from holding derived values in registers.
     const int first_row = tile.m_block * T.tile_m() + warpgroup * 64, first_column = opaque(n_block * T.tile_n);
     const int shift = log2_of(p.pack_gqa);
-    const BiasRows<T.options.bias> rows{bias.at(tile.batch, tile.head << shift, first_row >> shift, first_column),
+    const int head = (tile.head << shift) + (first_row & (p.pack_gqa - 1));
+    const BiasRows<T.options.bias> rows{bias.at(tile.batch, head, first_row >> shift, first_column),
                                         (tile.q_len << shift) - first_row, shift};
     const Tile to{bias, s.bias.rows[warpgroup], opaque(threadIdx.x % 32)};
     u64* const full = &s.bias.full[warpgroup];

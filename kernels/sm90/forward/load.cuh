@@ -52,13 +52,13 @@ struct WorkTiles {
     const Sm90Work& work = last(tile_idx);
 #pragma unroll 1
     for (int i = 0; i < T.warpgroups; ++i) {
+      const int row = work.coords.m_block * T.tile_m() + i * 64;
       mbarrier_wait(&s.q_empty[i], parity);
       mbarrier_expect_tx(&s.q_full[i], 64 * T.columns_k() * 2);
 #pragma unroll 1
       for (int c = 0; c < T.head_dim; c += 64)
-        tma_load(s.q + c * T.tile_m() + i * 64 * 64, &p.q, &s.q_full[i], c, 0,
-                 work.coords.q_begin + (work.coords.m_block * T.tile_m() + i * 64 >> pack_shift), work.coords.head,
-                 work.coords.batch);
+        tma_load(s.q + c * T.tile_m() + i * 64 * 64, &p.q, &s.q_full[i], c, row & (p.pack_gqa - 1),
+                 work.coords.q_begin + (row >> pack_shift), work.coords.head, work.coords.batch);
     }
   }
   TANDEM_DEVICE void signal_end(u32 tile_idx) const {

@@ -239,7 +239,8 @@ struct Warpgroup {
       if (T.lazy_max() && again) tma_store_wait();  // waits for the invalid result's store
 #pragma unroll
       for (int c = 0; c < T.head_dim_v; c += 64)
-        tma_store(&p.out, own_out + c * T.o_smem_rows(), c, 0, first_query, tile.head, tile.batch);
+        tma_store(&p.out, own_out + c * T.o_smem_rows(), c, first_row & (p.pack_gqa - 1), first_query, tile.head,
+                  tile.batch);
       tma_store_commit();
       if (T.o_smem_shared()) tma_store_wait_read();
     }

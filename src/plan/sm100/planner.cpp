@@ -26,6 +26,7 @@ class Sm100Planner final : public ArchPlanner {
     t.clc = false;  // the list of tiles may be much shorter than its bound
     return t;
   }
+  int max_pack_gqa() const override { return 64; }
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm100.forward_order; }
   ForwardTimes forward_times(const ForwardKernel& kernel) const override {
     return {kForwardIteration + kForwardIterationPerDim * (kernel.head_dim + kernel.head_dim_v), kForwardTile};

@@ -43,6 +43,7 @@ class Sm90Planner final : public ArchPlanner {
     t.kv_ctas = 1;
     return t;
   }
+  int max_pack_gqa() const override { return 128; }  // the rows of a tile that all configurations have
   const ForwardOrderTuning& forward_order(const Tuning& tuning) const override { return tuning.sm90.forward_order; }
   ForwardTimes forward_times(const ForwardKernel& kernel) const override {
     return forward_times_of(kernel.for_hopper());

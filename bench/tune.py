@@ -209,7 +209,8 @@ def rewrite(text: str, found: dict) -> str:
         table.setdefault(d, []).append(entry)
     for d, entries_of_d in found.items():
         old = table.get(d, [])
-        windows = [e for e in old if "Mask::left" in e and "Scores::plain" in e]
+        plain = [e for e in old if "Scores::plain" in e]
+        windows = [e for e in plain if "Mask::left" in e or not e.endswith(("true}", "false}"))]  # or of one query
         others = [e for e in old if "Scores::plain" not in e]
         table[d] = windows + entries_of_d + others
     lines = [entry for d in sorted(table) for entry in table[d]]

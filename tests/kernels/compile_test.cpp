@@ -256,6 +256,27 @@ TEST_F(KernelsCompile, DISABLED_Pages) {
     compile_all(page_choices(Part::whole, device), device, with_pages);
 }
 
+Problem one_query_of(Problem p) {
+  p.heads_q = 128, p.heads_k = 1;
+  p.seqlen_q = p.total_q = 1;
+  return p;
+}
+// The tile of one query with 128 heads, whose loading warpgroup may copy small pages.
+TEST_F(KernelsCompile, OneQueryOfManyHeads) {
+  std::vector<Choice> choices;
+  for (int n = 0; n < 4; ++n) {
+    Choice choice{};
+    choice[kShape] = 3;
+    choice[kMask] = n < 2 ? 0 : 3;
+    choice[kType] = n % 2;
+    choice[kRagged] = n / 2;
+    choice[kSoftcap] = n == 3;
+    choices.push_back(choice);
+  }
+  compile_all(choices, hopper(), [](const Choice& choice) { return one_query_of(with_pages(choice)); });
+  compile_all(choices, hopper(), [](const Choice& choice) { return one_query_of(problem_of(choice)); });
+}
+
 // Dropout of sequences that are parts of longer sequences needs a loop of draws.
 TEST_F(KernelsCompile, PlacedDropout) {
   const auto forward = [](const Choice& choice) {

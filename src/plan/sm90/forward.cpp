@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdint>
 
 #include "config/forward.h"
@@ -154,10 +155,12 @@ Sm90ForwardConfig select_sm90_forward(const Problem& p, int pack_gqa, const Sm90
   }
   if (p.batch_invariant) rows = INT64_MAX;
   int64_t keys = p.batch_invariant ? 0 : p.seqlen_k;
-  if (tuning.forward_row) rows = keys = INT64_MAX;
+  int query_heads = p.seqlen_q == 1 && !p.batch_invariant ? pack_gqa : 0;
+  if (tuning.forward_row) rows = keys = INT64_MAX, query_heads = INT_MAX;
   for (const Sm90TuningRow& c : kSm90TuningRows) {
     if (tuning.forward_row && &c != &kSm90TuningRows[*tuning.forward_row]) continue;
-    if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.options.bounded_left, t.options.bounded_right, scores}))
+    if (!c.matches({t.head_dim, t.head_dim_v, rows, keys, t.options.bounded_left, t.options.bounded_right, scores,
+                    query_heads}))
       continue;
     t = c.applied_to(t);
     if (scores == Scores::plain && !tuning.forward_row) t = fastest_tile(p, t, pack_gqa, tuning);

@@ -21,12 +21,14 @@ enum class Scores : uint8_t { any, bias, light, plain, capped };
 // A row of the table: maximum sizes, and minimum numbers of rows and keys.
 struct Sm90TuningRow {
   int head_dim, head_dim_v;
-  // rows: of all packed query heads; keys: of one sequence.
+  // rows: of all packed query heads; keys: of one sequence. query_heads: minimum number of packed heads of the only
+  // query, or 0 for any number of queries.
   int64_t rows, keys;
   Mask mask;
   Scores scores;
   int warpgroups, tile_n, stages;  // tile_n: keys per n_block
   bool pingpong;
+  int query_heads = 0;
 
   // Applies this row's sizes to a configuration.
   constexpr Sm90ForwardConfig applied_to(Sm90ForwardConfig t) const {
@@ -41,10 +43,11 @@ struct Sm90TuningRow {
     int64_t rows, keys;
     bool left, right;
     Scores scores;
+    int query_heads = 0;
   };
   constexpr bool matches(const Call& call) const {
     if (call.head_dim > head_dim || call.head_dim_v > head_dim_v || call.rows < rows || call.keys < keys) return false;
-    if (!matches(call.scores)) return false;
+    if (!matches(call.scores) || call.query_heads < query_heads) return false;
     const bool left = call.left, right = call.right;
     switch (mask) {
       case Mask::any: return true;
@@ -69,6 +72,7 @@ inline constexpr Sm90TuningRow kSm90TuningRows[] = {
     {64, 64, 129, 0, Mask::any, Scores::bias, 4, 64, 2, true},
     {64, 64, 0, 0, Mask::any, Scores::any, 2, 96, 2, false},
     {128, 128, 129, 0, Mask::any, Scores::capped, 3, 80, 2, true},
+    {128, 128, 0, 0, Mask::any, Scores::plain, 2, 64, 4, true, 128},
     {128, 128, 0, 0, Mask::any, Scores::plain, 2, 128, 2, true},
     {128, 128, 129, 0, Mask::any, Scores::light, 3, 64, 2, true},
     {128, 128, 0, 0, Mask::any, Scores::bias, 2, 112, 2, true},

@@ -99,6 +99,20 @@ TEST(ForwardPlan, FirstMatchingRow) {
   }
 }
 
+// One query of 128 heads has short n_blocks, unless a batch_invariant call may have more queries.
+TEST(ForwardPlan, TileOfOneQuery) {
+  const auto tile_n = [](int64_t seqlen_q, int64_t heads_q, bool batch_invariant) {
+    Problem p = dense({.seqlen_q = seqlen_q, .seqlen_k = 32768, .heads_q = heads_q});
+    p.batch_invariant = batch_invariant;
+    return plan_of(p).tile.tile_n;
+  };
+  EXPECT_EQ(tile_n(1, 128, false), 64);
+  EXPECT_EQ(tile_n(1, 256, false), 64);
+  EXPECT_EQ(tile_n(2, 128, false), 128);
+  EXPECT_EQ(tile_n(1, 64, false), 128);
+  EXPECT_EQ(tile_n(1, 128, true), 128);
+}
+
 // Every head_dim has a tile that fits, with every option.
 TEST(ForwardPlan, EveryTileFits) {
   for (int64_t d = 8; d <= 256; d += 8) {
@@ -339,9 +353,9 @@ TEST(ForwardPlan, PackGqa) {
     return plan_of(dense({.seqlen_q = seqlen_q, .seqlen_k = 512, .heads_q = heads_q, .heads_k = heads_k})).pack_gqa;
   };
   EXPECT_EQ(pack_gqa(1, 64, 8), 8);
-  EXPECT_EQ(pack_gqa(1, 128, 1), 64);  // at most 64
-  EXPECT_EQ(pack_gqa(1, 48, 4), 4);    // a power of two that divides 12
-  EXPECT_EQ(pack_gqa(1, 28, 4), 1);    // 7 is odd
+  EXPECT_EQ(pack_gqa(1, 256, 1), 128);  // at most 128
+  EXPECT_EQ(pack_gqa(1, 48, 4), 4);     // a power of two that divides 12
+  EXPECT_EQ(pack_gqa(1, 28, 4), 1);     // 7 is odd
   EXPECT_EQ(pack_gqa(1, 8, 8), 1);
   Problem p = dense({.seqlen_q = 128, .seqlen_k = 512, .heads_q = 64, .heads_k = 8});
   p.seqused_q.present = true;
@@ -486,7 +500,7 @@ TEST(ForwardPlan, Launches) {
   EXPECT_EQ(two.launches[0].entry, plan::EntryId::schedule);
   EXPECT_EQ(two.launches[0].grid, 1u);
   EXPECT_EQ(two.launches[0].block, plan::kScheduleThreads);
-  EXPECT_FALSE(two.launches[0].overlap_previous);
+  EXPECT_TRUE(two.launches[0].overlap_previous);
   EXPECT_EQ(two.launches[1].entry, plan::EntryId::main);
   EXPECT_TRUE(two.fills.empty());  // the schedule writes the counter
 }

@@ -18,8 +18,6 @@ bool set(tandem::plan::Sm90Tuning& tuning, std::string_view name, int64_t value)
     backward.m_splits = static_cast<int>(value);
   } else if (name == "dq_splits") {
     backward.dq_splits = static_cast<int>(value);
-  } else if (name == "rotates") {
-    backward.rotates = value != 0;
   } else if (name == "dq_sum_n_blocks") {
     backward.dq_sum_n_blocks = static_cast<int>(value);
   } else if (name == "ds_chunk_tiles") {

@@ -4,8 +4,8 @@
     python bench/tune.py --regret --backward ... --fa3 libfa3_sm90.so --json regret.json    # with the peers' times
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: splits of
-all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), rotations, l2_heads and spt. Wider
-heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
+all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), l2_heads and spt. Wider heads: the
+n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
 --compile only compiles the kernels of a part of the problems; run several parts at once.
 """
 
@@ -30,7 +30,6 @@ DS_CHUNK_TILES, MAX_DS_BYTES = (264, 528, 1056, 4096), 1 << 30
 L2_HEADS = (2, 4, 8, 16)
 SMS = 132  # kH200Sms
 M_SPLITS, DQ_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8, 16)
-MAX_ROTATED_N_BLOCKS = 16
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -74,10 +73,7 @@ def alternatives(cell) -> list[dict]:
     parts = [m for m in M_SPLITS if not cell.causal or group % m == 0]
     found = [dict(spt=0, m_splits=m, dq_splits=dq) for m, dq in itertools.product(parts, DQ_SPLITS)]
     if not cell.causal:
-        n_blocks = -(-cell.keys // 128)
-        sums, tiles = -(-n_blocks // MAX_ROTATED_N_BLOCKS), n_blocks * cell.kv_heads * cell.batch
-        found += [dict(rotates=1, m_splits=m, dq_splits=sums) for m in range(1, 17) if m * tiles <= SMS]
-        waves = tiles // SMS
+        waves = -(-cell.keys // 128) * cell.kv_heads * cell.batch // SMS
         found += [
             dict(m_splits=m, dq_splits=dq, unsplit_tiles=n * SMS)
             for m, dq, n in itertools.product(M_SPLITS[1:], (1, 4), (waves, waves - 1))

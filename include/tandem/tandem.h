@@ -309,8 +309,8 @@ typedef struct tandem_attention_args {
   int32_t accumulate;
 
   /* The number of a GPU's multiprocessors that a call may use; 0 means all. The rest stay free for other work. A
-   * kernel with clusters of two CTAs uses at least two, and a backward whose CTAs wait for each other up to 16.
-   * sm_limit changes no bits. The CPU ignores sm_limit: see tandem_context_options.threads. */
+   * kernel with clusters of two CTAs uses at least two. sm_limit changes no bits. The CPU ignores sm_limit: see
+   * tandem_context_options.threads. */
   int32_t sm_limit;
 
   /* Changes every score: a float expression of score, batch, head, q, k, seqlen_q, seqlen_k and the names of its

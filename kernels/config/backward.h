@@ -21,7 +21,6 @@ struct BackwardParams : ForwardParams {
   int spt_heads;          // heads with spt (split_q_heads: query heads)
   int m_splits;           // parts of an n_block's iterations, one per tile
   int unsplit_tiles;      // tiles before the split n_blocks (not split_q_heads)
-  int rotated_n_blocks;   // the most n_blocks of an NBlockRotation; 0: none
   int has_dk, has_dv;     // 0: not wanted
 
   void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence

@@ -68,11 +68,6 @@ TANDEM_HOST_DEVICE bool splits_dq(Config t) {
   return false;
 }
 template <class Config>
-TANDEM_HOST_DEVICE bool may_rotate(Config t) {
-  if constexpr (requires { t->may_rotate(); }) return t->may_rotate();
-  return false;
-}
-template <class Config>
 TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
   if constexpr (requires { t->single_n_block; }) return t->single_n_block;
   return false;
@@ -171,24 +166,6 @@ struct DqPlace {
 
 // ---- Tiles ----
 
-// The n_blocks of a sum of dq start at evenly spaced iterations and wrap around, to reach m_blocks one after the other.
-// Every n_block waits for others in a cycle, so all must run at once.
-struct NBlockRotation {
-  int n_blocks = 1, index = 0;
-
-  // The first iteration of the n_block, among `iterations`.
-  TANDEM_HOST_DEVICE int first(int iterations) const {
-    return static_cast<int>(static_cast<long long>(index) * iterations / n_blocks);
-  }
-  // The number of n_blocks that reach an iteration before this n_block. First come the n_blocks that have started until
-  // then, the last one first.
-  TANDEM_HOST_DEVICE int before(int iteration, int iterations) const {
-    const long long reached = static_cast<long long>(iteration + 1) * n_blocks;
-    const int started = static_cast<int>((reached + iterations - 1) / iterations);
-    return started - 1 - index + (index < started ? 0 : n_blocks);
-  }
-};
-
 // Keys [n_block * T.tile_n(), ...) of a key head, and the m_blocks that see some of them.
 struct NBlockWork {
   int n_block, head_k = 0, sequence = 0;
@@ -196,7 +173,6 @@ struct NBlockWork {
   int m_split_idx = 0;   // index of the part of the iterations
   int diagonal = 0;      // the iterations begin here
   int split_block = -1;  // index among the split n_blocks; -1: not split
-  NBlockRotation rotation = {};
 };
 
 // spt: under a causal mask the n_blocks of a head go from last to first, and their iterations from the diagonal on.
@@ -289,16 +265,11 @@ TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& 
   return {group * per_group, first_head, smaller(heads - first_head, p.l2_heads), t->options.block_mask};
 }
 
-// A tile's n_block and head, before its m_blocks are known.
-struct NBlockPlace {
-  int n_block, of_all;  // the head's index over the batch
-  int m_split_idx = 0, split_block = -1;
-  bool falls = false;
-  NBlockRotation rotation = {};
-};
-
+// The n-th tile, longest first (except with spt and block masks: device/m_block_lists.cuh); under a causal mask the
+// most queries see the first keys. Interleaved heads share the L2 cache. The splits of an n_block and the sequences
+// that share a bias follow each other.
 template <class Config>
-TANDEM_HOST_DEVICE NBlockPlace n_block_place_at(Config t, const BackwardParams& p, int n) {
+TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p, int n) {
   int m_split_idx = 0, split_block = -1;
   if (tile_parts(t, p) > 1 && n >= p.unsplit_tiles) {
     n -= p.unsplit_tiles;
@@ -308,39 +279,13 @@ TANDEM_HOST_DEVICE NBlockPlace n_block_place_at(Config t, const BackwardParams& 
   const NBlockGroup group = n_block_group_at(t, p, n, p.batch * tile_heads(t, p));
   const int rest = n - group.first, from_begin = rest / group.heads;
   const int n_block = group.falls ? p.n_blocks - 1 - from_begin : group.first_n_block + from_begin;
-  return {n_block, group.first_head + rest % group.heads, m_split_idx, split_block, group.falls};
-}
-
-// The n-th tile if n_blocks rotate: rotations follow each other, of all heads that run together and of all parts.
-template <class Config>
-TANDEM_HOST_DEVICE NBlockPlace rotated_place_at(Config t, const BackwardParams& p, int n) {
-  const int parts = tile_parts(t, p), of_group = p.l2_heads * parts * p.n_blocks;
-  const int first_head = n / of_group * p.l2_heads, heads = smaller(p.batch * p.heads_k - first_head, p.l2_heads);
-  const int rest = n % of_group, round = rest / (heads * parts * p.rotated_n_blocks);
-  const int first_n_block = round * p.rotated_n_blocks;
-  const int n_blocks = smaller(p.rotated_n_blocks, p.n_blocks - first_n_block);
-  const int in_round = rest - first_n_block * heads * parts, unit = in_round / n_blocks;
-  NBlockPlace place{first_n_block + in_round % n_blocks, first_head + unit / parts, unit % parts};
-  if (parts > 1) place.split_block = place.of_all * p.n_blocks + place.n_block;
-  place.rotation = {n_blocks, in_round % n_blocks};
-  return place;
-}
-
-// The n-th tile, longest first (except with spt and block masks: device/m_block_lists.cuh); under a causal mask the
-// most queries see the first keys. Interleaved heads share the L2 cache. The splits of an n_block and the sequences
-// that share a bias follow each other.
-template <class Config>
-TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p, int n) {
-  const NBlockPlace place =
-      may_rotate(t) && p.rotated_n_blocks > 0 ? rotated_place_at(t, p, n) : n_block_place_at(t, p, n);
-  int m_split_idx = place.m_split_idx, of_all = place.of_all;
+  int of_all = group.first_head + rest % group.heads;  // head index over the batch
   if (splits_q_heads(t)) m_split_idx = of_all % p.m_splits, of_all /= p.m_splits;
   const int of_sequence = chunks_span_batch(t) ? tile_heads(t, p) : p.heads_k;
   int sequence = of_all / of_sequence, head_k = of_all - sequence * of_sequence;
   if (sequences_follow(t, p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
   if (chunks_span_batch(t)) head_k += DsChunk(p).first_head / tile_query_heads(t, p);
-  NBlockWork tile{place.n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && place.falls, place.split_block};
-  tile.rotation = place.rotation;
+  NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls, split_block};
   const SequenceCoords s = sequence_coords(t, p, tile.sequence);
   const int first = tile.n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;
   if (first > last) return tile;
@@ -350,12 +295,4 @@ TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p,
   // The tile has no m_block if the first query that sees the keys is beyond the last query. Such a tile is not counted.
   tile.m_end = begin < end ? (end + t->tile_m - 1) / t->tile_m : tile.m_begin;
   return tile;
-}
-
-// A tile of the n-th split n_block.
-template <class Config>
-TANDEM_HOST_DEVICE NBlockWork split_n_block_at(Config t, const BackwardParams& p, int n) {
-  if (!may_rotate(t) || p.rotated_n_blocks == 0) return n_block_work_at(t, p, p.unsplit_tiles + n * p.m_splits);
-  const int of_all = n / p.n_blocks, sequence = of_all / p.heads_k;
-  return {n % p.n_blocks, of_all - sequence * p.heads_k, sequence};
 }

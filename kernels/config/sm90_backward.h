@@ -116,11 +116,6 @@ struct Sm90BackwardConfig {
   }
 
   // True if a tile may have all iterations of its n_block: without m_split, or before BackwardParams::unsplit_tiles.
-  // True if n_blocks may start at different m_blocks (NBlockRotation): all m_blocks see all of them.
-  constexpr bool may_rotate() const {
-    return schedule == Schedule::rs && !spt && !single_n_block && !short_q && !options.varlen && !options.block_mask &&
-           !options.bounded_left && !options.bounded_right;
-  }
   constexpr bool has_unsplit_tiles() const { return !m_split || (schedule == Schedule::rs && !split_q_heads); }
   // m_splits: dk and dv of a part of an n_block's iterations, dk first. bwd_postprocess has one CTA for each kSumFloats
   // of a thread.

@@ -21,24 +21,6 @@ TANDEM_DEVICE NBlockGroup n_block_group_at(const BackwardParams& p, int n, int h
   return n_block_group_at(constant<T>, p, n, heads);
 }
 
-// The place of a rotated n_block in its iterations, which wrap around to the first one.
-struct RotatedSteps {
-  int position = 0, positions = 0, first_head = 0, first_m_block = 0;
-
-  // Moves `at` from its first iteration to the rotation's first one.
-  template <class Steps>
-  TANDEM_DEVICE void start(const NBlockRotation& rotation, Steps& at) {
-    positions = at.left, first_head = at.head, first_m_block = at.m_block;
-    position = rotation.first(positions);
-    if (position == 0) return;
-    const int beyond = at.head - at.first_head() + position;
-    at.head = at.first_head() + beyond % at.heads(), at.m_block -= beyond / at.heads();
-  }
-  TANDEM_DEVICE void advance(int& head, int& m_block) {
-    if (++position == positions) position = 0, head = first_head, m_block = first_m_block;
-  }
-};
-
 // The iterations of a tile: the m_blocks that see it, from last to first (or spt), each with all query heads that share
 // its keys. A CTA with few m_blocks then rarely waits for its turn to add dq. With a left bound all m_blocks of a head
 // come before the next head, so that fewer dq occupy the L2 cache.
@@ -55,7 +37,6 @@ struct DenseMBlocks {
     end_head_ = head + heads;
     left = heads * (m_end_ - m_begin_);
     if (T.m_split && !by_heads && left > 0) take_part(tile.m_split_idx, p.m_splits);
-    if constexpr (may_rotate(constant<T>)) rotation_.start(tile.rotation, *this);
   }
   TANDEM_DEVICE void advance() {
     --left;
@@ -63,19 +44,13 @@ struct DenseMBlocks {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == end_head_) head = first_head_, m_block += next_;
-      if constexpr (may_rotate(constant<T>)) rotation_.advance(head, m_block);
     }
   }
   TANDEM_DEVICE int first_head() const { return first_head_; }
   TANDEM_DEVICE int heads() const { return end_head_ - first_head_; }
-  // may_rotate(): the iteration's number before the rotation, and the number of iterations.
-  TANDEM_DEVICE int position() const { return rotation_.position; }
-  TANDEM_DEVICE int positions() const { return rotation_.positions; }
-  TANDEM_DEVICE const RotatedSteps& rotation() const { return rotation_; }
 
  private:
   int m_begin_, m_end_, first_head_, end_head_, next_ = -1;
-  [[maybe_unused]] RotatedSteps rotation_;
 
   TANDEM_DEVICE void take_part(int part, int parts) {
     const i64 all = left;

@@ -60,9 +60,6 @@ TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceC
     return (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n() - n_block;
   }
   const int first = first_n_block<T>(p, s, step.m_block);
-  if constexpr (may_rotate(constant<T>)) {
-    if (p.rotated_n_blocks > 0) return tile.rotation.before(step.position(), step.positions());
-  }
   if constexpr (splits_dq(constant<T>)) return n_block - max(first, n_block - n_block % p.dq_split_n_blocks);
   return n_block - first;
 }

@@ -157,7 +157,7 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   const int n_blocks = p.n_blocks * T.ctas();
   int n_block = n % n_blocks, head = n / n_blocks % p.heads_k, sequence = n / n_blocks / p.heads_k;
   if constexpr (T.has_unsplit_tiles()) {
-    const NBlockWork tile = split_n_block_at(constant<T>, p, n / T.ctas());
+    const NBlockWork tile = n_block_work_at<T>(p, p.unsplit_tiles + n / T.ctas() * p.m_splits);
     n_block = tile.n_block * T.ctas() + n % T.ctas(), head = tile.head_k, sequence = tile.sequence;
   }
   const SequenceCoords s = sequence_coords<T>(p, sequence);

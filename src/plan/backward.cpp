@@ -36,15 +36,6 @@ Status check_sizes(const Problem& p) {
   return {};
 }
 
-// The n_blocks of a rotation must run at once. No choice depends on the device, because the bits must not.
-constexpr int kFewSms = 64;
-Status check_rotation(const BackwardSchedule& schedule, const gpu::Properties& device) {
-  if (schedule.rotated_n_blocks <= device.sm_count) return {};
-  return Status::unsupported(str_cat("device (", device.sm_count, " multiprocessors) must have at least ",
-                                     schedule.rotated_n_blocks,
-                                     " for these gradients: use a larger part of the GPU, or set batch_invariant"));
-}
-
 // Gradients of a score_mod's tensors are exact up to a number of scores that takes a GPU seconds.
 Status check_captured(const Problem& p) {
   if (!wants_captured(p)) return {};
@@ -127,8 +118,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   const BackwardOrderTuning& order = planner.backward_order(tuning);
   BackwardSchedule& t = *schedule;
   planner.select_backward(p, tuning, &t);
-  // The n_blocks of a rotation wait for each other.
-  const int ctas = t.tile.ctas, sms = usable_sms(p, device, std::max(ctas, t.rotated_n_blocks));
+  const int ctas = t.tile.ctas, sms = usable_sms(p, device, ctas);
   t.sequence_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, t.tile.tile_m));
   // In packed tensors the last m_block of each sequence may be partial.
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
@@ -232,11 +222,10 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
 
 Status BackwardPass::check(const Problem& p, const gpu::Properties& device, const Tuning& tuning) const {
   TANDEM_TRY(check_options(p));
-  if (p.block_mask || device.sm_count < kFewSms) {
+  if (p.block_mask) {
     BackwardSchedule schedule;
     planner_for(device).select_backward(p, tuning, &schedule);
-    if (p.block_mask) TANDEM_TRY(check_blocks(p, schedule.tile.tile_m, schedule.tile.tile_n / schedule.tile.ctas));
-    TANDEM_TRY(check_rotation(schedule, device));
+    TANDEM_TRY(check_blocks(p, schedule.tile.tile_m, schedule.tile.tile_n / schedule.tile.ctas));
   }
   TANDEM_TRY(check_tensors(p));
   TANDEM_TRY(check_captured(p));

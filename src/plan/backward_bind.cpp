@@ -114,7 +114,6 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->spt_heads = t.spt_heads;
   params->m_splits = t.m_splits;
   params->unsplit_tiles = t.unsplit_tiles;
-  params->rotated_n_blocks = t.rotated_n_blocks;
   params->dq_splits = t.dq_splits;
   params->dq_split_n_blocks = t.dq_split_n_blocks;
   params->tiles = t.tiles;

@@ -27,7 +27,6 @@ struct BackwardSchedule {
   int n_blocks = 0;           // per sequence, an upper bound
   int m_splits = 1;           // parts of a split n_block; EntryId::postprocess sums them
   int unsplit_tiles = 0;      // tiles before the split n_blocks
-  int rotated_n_blocks = 0;   // BackwardParams
   // Ranges of n_blocks with separate sums of dq, and the n_blocks of a range.
   int dq_splits = 1, dq_split_n_blocks = 0;
   int tiles = 0;                // unsplit tiles and m_splits tiles for each split n_block

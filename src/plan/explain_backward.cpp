@@ -85,10 +85,6 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
                             " heads start at the diagonal, last n_block first (no block waits to add dq); "
                             "the remaining heads run at the end, longest n_block first"));
   }
-  if (t.rotated_n_blocks > 0) {
-    lines.push_back(str_cat("order: up to ", t.rotated_n_blocks,
-                            " n_blocks start at evenly spaced m_blocks, so that they rarely wait to add dq"));
-  }
   if (t.tile.dkv_semaphores > 0) {
     lines.push_back(str_cat("split: a tile has ", p.group() == t.m_splits ? "one" : str_cat(p.group() / t.m_splits),
                             " of the ", p.group(),

@@ -116,36 +116,6 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
   }
 }
 
-// n_blocks start at different m_blocks. Cases have more or fewer m_blocks than n_blocks, parts of iterations or of
-// query heads, and separate sums of dq, the last of fewer n_blocks.
-TEST(KernelsSchedules, Rotations) {
-  if (!is_hopper()) GTEST_SKIP();
-  const char* const sizes[] = {
-      "--seqlen-q 400 --seqlen-k 300 --heads-q 4 --heads-k 2",
-      "--seqlen-q 130 --seqlen-k 600 --heads-q 1 --heads-k 1 --batch 2 --float32 g --accumulate 1",
-      "--seqlen-q 300 --seqlen-k 300 --heads-q 3 --heads-k 1 --dropout 0.3 --bias same --bias-shape 1hij",
-  };
-  const struct {
-    const char* dims;
-    int m_splits, dq_splits;
-  } forced[] = {
-      {"--head-dim 64 --head-dim-v 64 ", 1, 1},
-      {"--head-dim 64 --head-dim-v 64 ", 2, 2},
-      {"--head-dim 128 --head-dim-v 128 ", 3, 1},
-      {"--head-dim 96 --head-dim-v 80 ", 1, 2},
-  };
-  for (const auto& f : forced) {
-    plan::Tuning tuning;
-    tuning.sm90.backward.rotates = true;
-    tuning.sm90.backward.m_splits = f.m_splits;
-    tuning.sm90.backward.dq_splits = f.dq_splits;
-    const std::vector<std::string> cases = with_prefix(kQkv + f.dims, sizes);
-    for (const std::string& flags : cases)
-      EXPECT_GT(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.rotated_n_blocks, 1) << flags;
-    expect_good_with(tuning, cases);
-  }
-}
-
 // Cases have one, two or an odd number of chunks, and the last chunk is short. All or some query heads of a group are
 // in one tile.
 TEST(KernelsSchedules, ChunksOfDs) {

@@ -54,21 +54,12 @@ TANDEM_DEVICE void load(const BackwardParams& p, SharedStorage<T>& s) {
   };
   const int tiles = launch_tiles<T>(p);
   u32 tile_idx = 0;
-  [[maybe_unused]] int rotation_end = 0;
   for (u32 asked = 0;; ++asked) {
-    // Other CTAs take the other n_blocks of a rotation, because all of them must run before one can end.
-    if constexpr (T.may_rotate()) {
-      while (load_acquire(p.counter) < rotation_end) {
-      }
-    }
     const int n = next_tile<T>(p, s, asked);
     if (n >= tiles) break;
     const NBlockWork tile = n_block_work_at<T>(p, n);
     const SequenceCoords sequence = sequence_coords<T>(p, tile.sequence);
     if (skip_empty_tiles<T>(p, p.counter, n, tile, sequence)) continue;
-    if constexpr (T.may_rotate()) {
-      if (tile.rotation.n_blocks > 1) rotation_end = n - tile.rotation.index + tile.rotation.n_blocks;
-    }
     const int rank = cta_rank<T>(), first_of_all = sequence.k_begin + tile.n_block * T.tile_n();
     const int first_key = first_of_all + rank * T.cta_keys();
     MBlockIterator<T> steps(p, tile);

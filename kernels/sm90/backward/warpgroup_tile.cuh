@@ -65,13 +65,10 @@ struct WarpgroupSteps {
     count = heads_ * (m_end_ - m_begin_);
     if constexpr (T.options.block_mask) {
       count = warp_uniform(listed_.left), m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
-    } else if constexpr (T.m_split || T.may_rotate()) {
+    } else if constexpr (T.m_split) {
       const MBlockIterator<T> part(p, tile);
       m_block = warp_uniform(part.m_block), count = warp_uniform(part.left), heads_ = warp_uniform(part.heads());
       head = warp_uniform(part.head), first_head_ = warp_uniform(part.first_head());
-      const RotatedSteps& steps = part.rotation();
-      rotation_ = {warp_uniform(steps.position), count, warp_uniform(steps.first_head),
-                   warp_uniform(steps.first_m_block)};
     }
   }
   TANDEM_DEVICE void advance() {
@@ -84,7 +81,6 @@ struct WarpgroupSteps {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == first_head_ + heads_) head = first_head_, --m_block;
-      if constexpr (T.may_rotate()) rotation_.advance(head, m_block);
     }
   }
 
@@ -92,7 +88,6 @@ struct WarpgroupSteps {
   int m_begin_, m_end_, heads_, first_head_;
   [[maybe_unused]] int next_ = -1;  // m_block
   [[maybe_unused]] SparseOrNone<T> listed_;
-  [[maybe_unused]] RotatedSteps rotation_;
 };
 
 // The tile from the view of one warpgroup and thread.

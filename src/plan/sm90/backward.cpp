@@ -157,9 +157,6 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
   if (tuning.m_splits || tuning.unsplit_tiles) parts.unsplit_tiles = tuning.unsplit_tiles.value_or(0);
   if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
-  if (tuning.m_splits || tuning.dq_splits) parts.rotates = false;
-  if (tuning.rotates) parts.rotates = *tuning.rotates;
-  if (parts.rotates) parts.unsplit_tiles = 0;
   parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, ceil_div(p.seqlen_k, t.tile_n())) : 1;
   return parts;
 }
@@ -211,10 +208,8 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
     const int64_t most = std::max<int64_t>(n_blocks * p.heads_k * p.batch - 1, 0);
     schedule->unsplit_tiles = static_cast<int>(std::min(parts.unsplit_tiles, most));
   }
-  const int64_t of_sum = ceil_div(n_blocks, std::max(parts.dq_splits, int64_t{1}));
-  if (parts.rotates && t.may_rotate()) schedule->rotated_n_blocks = static_cast<int>(of_sum);
   if (!t.dq_split) return;
-  schedule->dq_split_n_blocks = static_cast<int>(of_sum);
+  schedule->dq_split_n_blocks = static_cast<int>(ceil_div(n_blocks, parts.dq_splits));
   schedule->dq_splits = static_cast<int>(ceil_div(n_blocks, int64_t{schedule->dq_split_n_blocks}));
 }
 

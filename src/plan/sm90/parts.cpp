@@ -64,18 +64,14 @@ struct RsSizes {
         config.head_dim > 64 && p.head_dim < config.head_dim ? times.narrow_iteration : times.iteration;
     const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
     const int64_t of_part = ceil_div(iterations, parts.m_splits);
-    double of_tile = static_cast<double>(of_part) * iteration;
-    // The n_blocks of a rotation reach each m_block one after the other.
-    const int64_t of_sum = ceil_div(n_blocks, parts.dq_splits);
-    if (parts.rotates) of_tile = std::max(of_tile, static_cast<double>(of_sum) * times.rotation_wait);
-    double time = times.launch + time_of_tiles(visible, tiles, times.tile, of_tile);
+    double time = times.launch + time_of_tiles(visible, tiles, times.tile, static_cast<double>(of_part) * iteration);
     if (parts.unsplit_tiles > 0)
       time += time_of_tiles(visible, parts.unsplit_tiles, times.tile, static_cast<double>(iterations) * iteration);
     // The n_blocks of a range that run at once add their first dq one after the other.
     const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
     const int64_t together = kH200Sms / of_first / heads_together(of_first);
-    const int64_t chain = std::min(of_sum, std::max<int64_t>(together, 1));
-    if (!parts.rotates) time += static_cast<double>(chain) * times.dq_wait * std::max(visible.full, times.causal_wait);
+    const int64_t chain = std::min(ceil_div(n_blocks, parts.dq_splits), std::max<int64_t>(together, 1));
+    time += static_cast<double>(chain) * times.dq_wait * std::max(visible.full, times.causal_wait);
     const double dq = static_cast<double>(p.batch * p.heads_q * p.seqlen_q * config.head_dim * parts.dq_splits);
     time += 8 * dq / times.byte_rate;
     if (parts.m_splits > 1)
@@ -83,19 +79,6 @@ struct RsSizes {
     return time;
   }
 };
-
-// Considers rotations in at most one wave of tiles. Later, CTAs would wait for tiles that others have not begun.
-void consider_rotations(const RsSizes& sizes, const Sm90BackwardTuning& tuning, int64_t most_m, double least,
-                        RsParts* best) {
-  RsParts parts{.dq_splits = ceil_div(sizes.n_blocks, tuning.max_rotated_n_blocks), .rotates = true};
-  const int64_t dq_floats = sizes.p.batch * sizes.p.heads_q * sizes.p.seqlen_q * sizes.config.head_dim;
-  if (sizes.n_blocks < 2 || 4 * dq_floats * parts.dq_splits > tuning.max_dq_split_bytes) return;
-  least *= tuning.rotation_worth;
-  for (; parts.m_splits <= most_m && sizes.n_blocks * sizes.heads * parts.m_splits <= kH200Sms; ++parts.m_splits) {
-    const double time = sizes.predict(parts);
-    if (time < least) *best = parts, least = time;
-  }
-}
 
 }  // namespace
 
@@ -141,7 +124,6 @@ RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm9
       if (m_splits > 1) consider({.m_splits = m_splits, .unsplit_tiles = unsplit});
     }
   }
-  if (t.may_rotate()) consider_rotations(sizes, tuning, most_m, least, &best);
   return best;
 }
 

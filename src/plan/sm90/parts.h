@@ -8,10 +8,9 @@
 namespace tandem::plan {
 
 // m_splits: CTAs that share an n_block's iterations. dq_splits: ranges of n_blocks with separate sums of dq.
-// unsplit_tiles: the first n_blocks, to which m_splits does not apply. rotates: NBlockRotation.
+// unsplit_tiles: the first n_blocks, to which m_splits does not apply.
 struct RsParts {
   int64_t m_splits = 1, dq_splits = 1, unsplit_tiles = 0;
-  bool rotates = false;
 };
 
 // Returns the parts with the least predicted time, without spt.

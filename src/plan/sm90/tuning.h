@@ -137,13 +137,12 @@ struct Sm90BackwardTimes {
   double iteration;         // an iteration of a CTA
   double narrow_iteration;  // the same with a padded head_dim
   double dq_wait;           // until the next n_block can add its dq
-  double rotation_wait;     // the same in a rotation
   double causal_wait;       // least share of the n_blocks that wait with a mask
   double m_split;           // the additional sums of dk and dv
   double byte_rate;         // bytes of sums per microsecond
 };
-inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 3, 0.6, 9.6, 12.2e6};
-inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 1.64, 0, 4, 4e6};
+inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 0.6, 9.6, 12.2e6};
+inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 0, 4, 4e6};
 
 // Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256. keys: 64 keys of a sum.
 // sum: a sum that waits for the earlier sum. bytes: a CTA's share of the memory's time for a further sum.
@@ -171,10 +170,6 @@ struct Sm90BackwardTuning {
   // split. The second number of waves is for the schedule rs.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
   double rs_head_split_waves = 2.1;
-  // The most n_blocks of a rotation: every partition of a Hopper GPU has as many SMs. A rotation may take this share of
-  // the time without it.
-  int64_t max_rotated_n_blocks = 16;
-  double rotation_worth = 0.94;
   int64_t max_dq_sums = 16;  // dS in global memory
   double worth = 0.96;       // the largest share of the time for more sums of dq
 
@@ -197,7 +192,7 @@ struct Sm90BackwardTuning {
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
   std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles;
-  std::optional<bool> spt, rotates;
+  std::optional<bool> spt;
 };
 
 struct Sm90Tuning {

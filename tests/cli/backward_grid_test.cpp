@@ -13,7 +13,7 @@ using test::causal;
 using test::dense;
 using test::hopper;
 
-constexpr HandOver kHandOver{.adds = 300, .visible = 50, .tile = 1000};
+constexpr HandOver kHandOver{.adds = 300, .busy = 300, .visible = 50, .tile = 1000};
 constexpr double kStep = 400;
 
 Problem heads(int64_t batch, int64_t heads, int64_t seqlen, int64_t head_dim) {

@@ -55,6 +55,20 @@ TEST(BackwardGrid, OneBlockDoesNotWait) {
   EXPECT_EQ(w.share(), 0);
 }
 
+// If the thread that adds dq is busy for longer than an iteration, its time binds a block. When the added dq is visible
+// does not matter to one block.
+TEST(BackwardGrid, ABusyAdderBindsOneBlock) {
+  const Problem p = heads(1, 1, 512, 64);
+  plan::BackwardSchedule tiling = tiling_of(p, blackwell());
+  tiling.grid = 1;
+  HandOver busy = kHandOver;
+  busy.busy = 3 * kStep;
+  const Waiting w = waiting_of(p, tiling, kStep, busy).value();
+  EXPECT_GT(w.clocks, waiting(p, tiling).clocks + 8 * kStep);
+  busy.adds *= 10;
+  EXPECT_EQ(waiting_of(p, tiling, kStep, busy).value().clocks, w.clocks);
+}
+
 // All n_blocks start with the same m_block, so that each is one hand-over later than the preceding n_block: three
 // hand-overs in all.
 TEST(BackwardGrid, NBlocksFollowEachOther) {

@@ -140,6 +140,13 @@ struct alignas(N * sizeof(Element)) Elements {
   Element x[N];
 };
 
+// Each product and sum is rounded, as on the CPU.
+TANDEM_DEVICE void rotate_pair(float cos, float sin, float& x, float& y) {
+  const float a = x, b = y;
+  x = __fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin));
+  y = __fadd_rn(__fmul_rn(a, sin), __fmul_rn(b, cos));
+}
+
 struct RotaryTables {
   const void *cos, *sin;
   i64 cos_at, sin_at;  // the first element of the row
@@ -149,11 +156,9 @@ struct RotaryTables {
     return type == ElementType::f16 ? load_element<true>(from, at, false)
                                     : load_element<false>(from, at, type == ElementType::f32);
   }
-  // (x, y) of pair n becomes (x cos - y sin, x sin + y cos). Each product and sum is rounded, as on the CPU.
+  // (x, y) of pair n becomes (x cos - y sin, x sin + y cos).
   TANDEM_DEVICE void rotate(int n, float& x, float& y) const {
-    const float c = load(cos, cos_at + n, type), s = load(sin, sin_at + n, type), a = x, b = y;
-    x = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-    y = __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c));
+    rotate_pair(load(cos, cos_at + n, type), load(sin, sin_at + n, type), x, y);
   }
 };
 
@@ -328,9 +333,9 @@ TANDEM_DEVICE void append_by_thread(const AppendKvParams& p) {
     const bool f16 = p.type == ElementType::f16;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float x = widen(first.x[i], f16), y = widen(second.x[i], f16);
-      first.x[i] = narrow<u16>(__fsub_rn(__fmul_rn(x, table.cos[i]), __fmul_rn(y, table.sin[i])), f16);
-      second.x[i] = narrow<u16>(__fadd_rn(__fmul_rn(x, table.sin[i]), __fmul_rn(y, table.cos[i])), f16);
+      float x = widen(first.x[i], f16), y = widen(second.x[i], f16);
+      rotate_pair(table.cos[i], table.sin[i], x, y);
+      first.x[i] = narrow<u16>(x, f16), second.x[i] = narrow<u16>(y, f16);
     }
   }
   if (move.keys) {

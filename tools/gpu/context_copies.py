@@ -200,7 +200,10 @@ def time_ways(r, tokens: int, group) -> None:
               case=f"{tokens} tokens, {way}", milliseconds=[median, least], one_gpu=alone)
     for way in [min((way for way in WAYS if way[0] == name), key=medians.get) for name in ("messages", "copies")]:
         use(*way, [plan])
-        explain(r, f"{tokens} tokens, {way[0]}, parts {way[1]}", both)
+        case = f"{tokens} tokens, {way[0]}, parts {way[1]}"
+        kernel_times.say_host_time(r, case, both)
+        if not r.cpu:
+            kernel_times.say_kernels(r, case, both)
 
 
 def others(r, group) -> None:
@@ -216,27 +219,6 @@ def others(r, group) -> None:
             r.say("transports: no time left")
             return
         timing.measure(**case, execution=execution)
-
-
-def explain(r, case: str, both) -> None:
-    """Prints the host's time of both passes, and the times of their kernels."""
-    both()
-    r.sync()
-    start = time.perf_counter()
-    both()
-    host = 1e3 * (time.perf_counter() - start)
-    r.sync()
-    r.say(f"host: {case} are issued in {r.worst(host)[0]:.3f} ms", host=host)
-    if r.cpu:
-        return
-    kernels = kernel_times.profiled(both, 3)
-    lines = [None] * r.ranks
-    dist.all_gather_object(lines, kernel_times.by_kind(kernels, 3), group=r.host)
-    for rank, line in enumerate(lines):
-        r.say(f"breakdown {case}, rank {rank}: " + ", ".join(f"{name} {ms:.3f}" for name, ms in line.items()),
-              case=f"breakdown {case}", rank=rank, milliseconds=line)
-    r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
-                                                          for a, b, c, d in kernels]})
 
 
 SECONDS = 20

@@ -371,13 +371,7 @@ def host_time(r: Rank, tokens: int) -> None:
     plan = r.tandem.ContextPlan([tokens], r.ranks, causal=True)
     inputs, dout = inputs_of(r, plan.rows(r.rank), (heads_of(r),) * 2)
     both = training(r, lambda *x: r.attend(x, plan, "gather")[0], inputs, dout)
-    both()
-    r.sync()
-    start = time.perf_counter()
-    both()
-    host = 1e3 * (time.perf_counter() - start)
-    r.sync()
-    r.say(f"host: both passes of {tokens} tokens are issued in {r.worst(host)[0]:.3f} ms", host=host)
+    kernel_times.say_host_time(r, f"both passes of {tokens} tokens", both)
 
 
 def links(r: Rank, group: tuple[str, object, int, int]) -> None:
@@ -417,16 +411,7 @@ def breakdown(r: Rank) -> None:
         inputs, dout = inputs_of(r, plan.rows(r.rank), (HEADS, HEADS))
         both = training(r, lambda *x, plan=plan: r.attend(x, plan, "gather", group=group)[0], inputs, dout)
         both()
-        calls = 3
-        dist.barrier(r.host)
-        kernels = kernel_times.profiled(both, calls)
-        lines = [None] * r.ranks
-        dist.all_gather_object(lines, kernel_times.by_kind(kernels, calls), group=r.host)
-        for rank, line in enumerate(lines):
-            r.say(f"breakdown {case}, rank {rank}: " + ", ".join(f"{name} {ms:.3f}" for name, ms in line.items()),
-                  case=f"breakdown {case}", rank=rank, milliseconds=line)
-        r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
-                                                              for a, b, c, d in kernels]})
+        kernel_times.say_kernels(r, str(case), both)
 
 
 def peer(r: Rank) -> None:

@@ -1,8 +1,11 @@
-"""The times of a GPU's kernels by kind, from torch's profiler."""
+"""The times of a GPU's kernels by kind, from torch's profiler, and the time of the host that issues them."""
 
 from __future__ import annotations
 
+import time
+
 import torch
+import torch.distributed as dist
 
 KINDS = {
     "messages": ("nccl",),
@@ -49,3 +52,28 @@ def by_kind(kernels: list[tuple[str, int, float, float]], calls: int) -> dict[st
     found["whole"] = (own[-1][3] - own[0][2]) / calls if own else 0.0
     found["launches"] = launches
     return found
+
+
+def say_host_time(r, case: str, both) -> None:
+    """Prints the time in which the host issues both passes. r: the rank of context_parallel.py."""
+    both()
+    r.sync()
+    start = time.perf_counter()
+    both()
+    host = 1e3 * (time.perf_counter() - start)
+    r.sync()
+    r.say(f"host: {case} are issued in {r.worst(host)[0]:.3f} ms", host=host)
+
+
+def say_kernels(r, case: str, both) -> None:
+    """Prints the times of the kernels of both passes, which have run before."""
+    calls = 3
+    dist.barrier(r.host)
+    kernels = profiled(both, calls)
+    lines = [None] * r.ranks
+    dist.all_gather_object(lines, by_kind(kernels, calls), group=r.host)
+    for rank, line in enumerate(lines):
+        r.say(f"breakdown {case}, rank {rank}: " + ", ".join(f"{name} {ms:.3f}" for name, ms in line.items()),
+              case=f"breakdown {case}", rank=rank, milliseconds=line)
+    r.lines.append({"case": f"kernels {case}", "kernels": [(a[:60], b, round(c - kernels[0][2], 4), round(d - c, 4))
+                                                          for a, b, c, d in kernels]})

@@ -4,8 +4,9 @@
     python bench/tune.py --regret --backward ... --fa3 libfa3_sm90.so --json regret.json    # with the peers' times
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: splits of
-all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), l2_heads and spt. Wider heads: the
-n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
+all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), l2_heads and spt. Causal masks also
+have DiagonalParts (part_n_blocks, head_parts). Wider heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the
+tiles of a chunk of dS (ds_chunk_tiles).
 --compile only compiles the kernels of a part of the problems; run several parts at once.
 """
 
@@ -72,6 +73,8 @@ def alternatives(cell) -> list[dict]:
     group = cell.heads // cell.kv_heads
     parts = [m for m in M_SPLITS if not cell.causal or group % m == 0]
     found = [dict(spt=0, m_splits=m, dq_splits=dq) for m, dq in itertools.product(parts, DQ_SPLITS)]
+    if cell.causal:
+        found += [dict(part_n_blocks=0), *diagonal_parts(cell)]
     if not cell.causal:
         waves = -(-cell.keys // 128) * cell.kv_heads * cell.batch // SMS
         found += [
@@ -85,6 +88,19 @@ def alternatives(cell) -> list[dict]:
         if n <= cell.batch * cell.kv_heads
     ]
     return [{}] + ([dict(spt=1)] if cell.causal else []) + found + grouped
+
+
+def diagonal_parts(cell) -> list[dict]:
+    """DiagonalParts with the shortest parts whose tiles are at most some multiples of SMS, and parts of heads alone."""
+    n_blocks, found = -(-cell.keys // 128), []
+    group = cell.heads // cell.kv_heads
+    for head_parts in (n for n in range(1, group + 1) if group % n == 0):
+        heads, lengths = cell.batch * cell.kv_heads * head_parts, {n_blocks} if head_parts > 1 else set()
+        for waves in (0.35, 0.5, 0.7, 1, 1.5):
+            fitting = (n for n in range(1, n_blocks) if heads * sum(k // n + 1 for k in range(n_blocks)) <= waves * SMS)
+            lengths |= {next(fitting, n_blocks if head_parts > 1 else 0)} - {0}
+        found += [dict(part_n_blocks=n, head_parts=head_parts) for n in sorted(lengths)]
+    return found
 
 
 class Forced:

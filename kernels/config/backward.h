@@ -21,6 +21,8 @@ struct BackwardParams : ForwardParams {
   int spt_heads;          // heads with spt (split_q_heads: query heads)
   int m_splits;           // parts of an n_block's iterations, one per tile
   int unsplit_tiles;      // tiles before the split n_blocks (not split_q_heads)
+  int part_n_blocks;      // DiagonalParts: n_blocks of a part
+  int head_parts;         // DiagonalParts: parts of the query heads (in m_splits)
   int has_dk, has_dv;     // 0: not wanted
 
   void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence
@@ -30,9 +32,9 @@ struct BackwardParams : ForwardParams {
   float* lse_delta;   // -lse in log2 units, then delta = sum(dout * out) - dlse
   float* dq_accum;    // Sm90BackwardConfig::dq_floats()
   int* dq_semaphore;  // number of n_blocks added so far
-  // Sm90BackwardConfig::dq_split: the ranges of n_blocks, and the n_blocks of one. Each has its own dq_accum and
-  // dq_semaphore, and bwd_postprocess adds the sums in the order of ranges.
-  int dq_splits, dq_split_n_blocks;
+  // Sm90BackwardConfig::dq_split: the number of sums of dq. Each has its own dq_accum and dq_semaphore, and
+  // bwd_postprocess adds them in order. n_blocks that run at once then rarely add to the same sum.
+  int dq_splits;
   // For each split of an n_block (split_q_heads: for each n_block): Sm90BackwardConfig::dkv_floats().
   float* dkv_accum;
   int* dkv_semaphore;  // split_q_heads: number of heads added so far

@@ -68,6 +68,11 @@ TANDEM_HOST_DEVICE bool splits_dq(Config t) {
   return false;
 }
 template <class Config>
+TANDEM_HOST_DEVICE bool has_diagonal_parts(Config t) {
+  if constexpr (requires { t->diagonal_parts(); }) return t->diagonal_parts();
+  return false;
+}
+template <class Config>
 TANDEM_HOST_DEVICE bool has_single_n_block(Config t) {
   if constexpr (requires { t->single_n_block; }) return t->single_n_block;
   return false;
@@ -106,19 +111,20 @@ TANDEM_HOST_DEVICE int count_n_blocks(Config t, const BackwardParams& p, const S
   if (last < first || larger(0, keys.begin) >= end) return 0;
   return (end - 1) / t->tile_n() - first_n_block(t, p, s, m_block) + 1;
 }
-// The number of ranges of n_blocks with separate sums of dq.
+// The number of separate sums of dq: every dq_splits-th n_block adds to one, or DiagonalParts.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_splits(Config t, const BackwardParams& p) {
   return splits_dq(t) ? p.dq_splits : 1;
 }
-// The number of n_blocks of a range that add to an m_block's dq.
+// The number of n_blocks that add to one of the sums of an m_block's dq.
 template <class Config>
 TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, int m_block,
                                             int dq_split) {
   const int count = count_n_blocks(t, p, s, m_block);
   if (!splits_dq(t) || count == 0) return count;
-  const int first = first_n_block(t, p, s, m_block), begin = dq_split * p.dq_split_n_blocks;
-  return larger(0, smaller(first + count, begin + p.dq_split_n_blocks) - larger(first, begin));
+  if (has_diagonal_parts(t)) return clamp(count - dq_split * p.part_n_blocks, 0, p.part_n_blocks);
+  const int before = first_n_block(t, p, s, m_block) - 1, offset = p.dq_splits - dq_split;
+  return (before + count + offset) / p.dq_splits - (before + offset) / p.dq_splits;
 }
 
 // The n_blocks of a chunk, [begin, end), that add to an m_block's dq, with chunks_span_batch(). The sum continues the
@@ -184,6 +190,39 @@ TANDEM_HOST_DEVICE bool uses_spt(Config t) {
   return false;
 }
 
+// Under a causal mask, parts of an n_block's m_blocks. Part i begins where the n_block i * length later has its
+// diagonal. Parts of one index have their own sum of dq, and reach an m_block in consecutive iterations, in the order
+// in which they add. Tiles go from the last beginning to the first, so all may begin at once.
+struct DiagonalParts {
+  int n_blocks, length;
+
+  TANDEM_HOST_DEVICE int parts(int n_block) const { return (n_blocks - 1 - n_block) / length + 1; }
+  TANDEM_HOST_DEVICE int tiles() const {
+    const int whole = n_blocks / length, rest = n_blocks % length;
+    return length * (whole * (whole + 1) / 2) + rest * (whole + 1);
+  }
+  struct Tile {
+    int n_block, index, diagonal;  // diagonal: an n_block whose diagonal begins the part
+  };
+  TANDEM_HOST_DEVICE Tile at(int tile) const {
+    int before = tiles() - 1 - tile, same = 1;  // same: the parts with one beginning
+    for (; before >= length * same; ++same) before -= length * same;
+    const int diagonal = (same - 1) * length + before / same, index = before % same;
+    return {diagonal - index * length, index, diagonal};
+  }
+};
+TANDEM_HOST_DEVICE DiagonalParts diagonal_parts_of(const BackwardParams& p) { return {p.n_blocks, p.part_n_blocks}; }
+// The number of n_blocks of a head that have several parts: the first ones.
+TANDEM_HOST_DEVICE int count_parted_n_blocks(const BackwardParams& p) {
+  return p.head_parts > 1 ? p.n_blocks : larger(p.n_blocks - p.part_n_blocks, 0);
+}
+// The sum of dq that a tile adds to: each DiagonalParts::Tile::index has its own.
+template <class Config>
+TANDEM_HOST_DEVICE int dq_split_of(Config t, const BackwardParams& p, const NBlockWork& tile) {
+  if (has_diagonal_parts(t)) return tile.m_split_idx % (p.m_splits / p.head_parts);
+  return splits_dq(t) ? tile.n_block % p.dq_splits : 0;
+}
+
 // The number of query heads that a tile of a dS chunk iterates over, out of the heads that share its keys.
 template <class Config>
 TANDEM_HOST_DEVICE int tile_query_heads(Config t, const BackwardParams& p) {
@@ -234,6 +273,10 @@ TANDEM_HOST_DEVICE bool set_query_heads(Config t, const BackwardParams& p, const
                                         int* heads) {
   *heads = p.heads_q / p.heads_k;
   *head = tile.head_k * *heads;
+  if (has_diagonal_parts(t)) {
+    *heads /= p.head_parts, *head += tile.m_split_idx / (p.m_splits / p.head_parts) * *heads;
+    return true;
+  }
   const int parts = parts_of_tile(t, p, tile);
   const bool divided = t->m_split && *heads % parts == 0;
   if (divided) *heads /= parts, *head += tile.m_split_idx * *heads;
@@ -265,11 +308,48 @@ TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& 
   return {group * per_group, first_head, smaller(heads - first_head, p.l2_heads), t->options.block_mask};
 }
 
+// The m_blocks whose queries see some keys of an n_block: from the first that sees it to the end.
+template <class Config>
+TANDEM_HOST_DEVICE void set_m_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, NBlockWork* tile) {
+  const int first = tile->n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;
+  if (first > last) return;
+  const QueryRange visible = visible_queries(t, p, s, first, last);
+  const int begin = larger(0, visible.begin), end = smaller(visible.end, s.q_len);
+  tile->m_begin = begin / t->tile_m;
+  // The tile has no m_block if the first query that sees the keys is beyond the last query. Such a tile is not counted.
+  tile->m_end = begin < end ? (end + t->tile_m - 1) / t->tile_m : tile->m_begin;
+}
+
+// The n-th tile of DiagonalParts. All heads run together.
+template <class Config>
+TANDEM_HOST_DEVICE NBlockWork diagonal_part_at(Config t, const BackwardParams& p, int n) {
+  const DiagonalParts parts = diagonal_parts_of(p);
+  const int heads = p.batch * p.heads_k * p.head_parts, of_all = n % heads / p.head_parts;
+  const DiagonalParts::Tile part = parts.at(n / heads);
+  const int sequence = of_all / p.heads_k, split_idx = n % p.head_parts * (p.m_splits / p.head_parts) + part.index;
+  NBlockWork tile{part.n_block, of_all - sequence * p.heads_k, sequence, 0, 0, split_idx, 1};
+  const int parted = count_parted_n_blocks(p);
+  if (tile.n_block < parted) tile.split_block = of_all * parted + tile.n_block;
+  const SequenceCoords s = sequence_coords(t, p, sequence);
+  set_m_blocks(t, p, s, &tile);
+  NBlockWork begin{part.diagonal}, end{part.diagonal + parts.length};
+  if (part.index > 0) {
+    set_m_blocks(t, p, s, &begin);
+    tile.m_begin = smaller(begin.m_begin, tile.m_end);
+  }
+  if (end.n_block < p.n_blocks) {
+    set_m_blocks(t, p, s, &end);
+    tile.m_end = larger(tile.m_begin, smaller(end.m_begin, tile.m_end));
+  }
+  return tile;
+}
+
 // The n-th tile, longest first (except with spt and block masks: device/m_block_lists.cuh); under a causal mask the
 // most queries see the first keys. Interleaved heads share the L2 cache. The splits of an n_block and the sequences
 // that share a bias follow each other.
 template <class Config>
 TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p, int n) {
+  if (has_diagonal_parts(t)) return diagonal_part_at(t, p, n);
   int m_split_idx = 0, split_block = -1;
   if (tile_parts(t, p) > 1 && n >= p.unsplit_tiles) {
     n -= p.unsplit_tiles;
@@ -286,13 +366,6 @@ TANDEM_HOST_DEVICE NBlockWork n_block_work_at(Config t, const BackwardParams& p,
   if (sequences_follow(t, p)) head_k = of_all / p.batch, sequence = of_all - head_k * p.batch;
   if (chunks_span_batch(t)) head_k += DsChunk(p).first_head / tile_query_heads(t, p);
   NBlockWork tile{n_block, head_k, sequence, 0, 0, m_split_idx, uses_spt(t) && group.falls, split_block};
-  const SequenceCoords s = sequence_coords(t, p, tile.sequence);
-  const int first = tile.n_block * t->tile_n(), last = smaller(first + t->tile_n(), s.k_len) - 1;
-  if (first > last) return tile;
-  const QueryRange visible = visible_queries(t, p, s, first, last);
-  const int begin = larger(0, visible.begin), end = smaller(visible.end, s.q_len);
-  tile.m_begin = begin / t->tile_m;
-  // The tile has no m_block if the first query that sees the keys is beyond the last query. Such a tile is not counted.
-  tile.m_end = begin < end ? (end + t->tile_m - 1) / t->tile_m : tile.m_begin;
+  set_m_blocks(t, p, sequence_coords(t, p, tile.sequence), &tile);
   return tile;
 }

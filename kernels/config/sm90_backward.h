@@ -25,7 +25,7 @@ struct Sm90BackwardConfig {
   bool m_split = false;               // an n_block's iterations split over CTAs; see `convert`
   bool single_n_block = false;        // one n_block: dq is complete and stored directly
   bool short_q = false;               // at most kShortQ queries per head, which alone add to dq
-  bool dq_split = false;              // n_blocks in ranges with separate sums of dq
+  bool dq_split = false;              // several sums of dq: BackwardParams::dq_splits
   bool split_q_heads = false;         // split by query heads, which accumulate dk and dv in order
   bool captured = false;              // computes gradients of tensors that score_mod reads
   bool captured_per_tile = false;     // also for tiles that read one element per tensor
@@ -115,6 +115,8 @@ struct Sm90BackwardConfig {
     return {thread % 128 / 32 * 16 + thread % 32 / 4 + 8 * (n & 1), 8 * (n >> 1) + 2 * (thread & 3)};
   }
 
+  // m_split and spt: DiagonalParts.
+  constexpr bool diagonal_parts() const { return m_split && spt && !split_q_heads; }
   // True if a tile may have all iterations of its n_block: without m_split, or before BackwardParams::unsplit_tiles.
   constexpr bool has_unsplit_tiles() const { return !m_split || (schedule == Schedule::rs && !split_q_heads); }
   // m_splits: dk and dv of a part of an n_block's iterations, dk first. bwd_postprocess has one CTA for each kSumFloats
@@ -203,7 +205,9 @@ struct Sm90BackwardConfig {
       return false;
     if (stages_bias() && tile_m != 64) return false;
     if (short_q && (!staged() || m_split || tile_m != 64)) return false;
-    if (dq_split && (schedule != Schedule::rs || spt || single_n_block || options.block_mask)) return false;
+    if (diagonal_parts() && (schedule != Schedule::rs || options.varlen || options.block_mask)) return false;
+    if (dq_split && (schedule != Schedule::rs || (spt && !diagonal_parts()) || single_n_block || options.block_mask))
+      return false;
     if (single_n_block && (cluster2() || options.block_mask || options.varlen || options.bounded_left || split_q_heads))
       return false;
     return (tile_m == 64 || tile_m == 64 * warpgroups) && whole_blocks(dq_columns()) && whole_blocks(dk_columns()) &&

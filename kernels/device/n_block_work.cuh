@@ -57,9 +57,10 @@ TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceC
   if constexpr (T.options.block_mask) return table_word<T>(p, s, step.head, step.m_block, n_block) >> kStateBits;
   if (spt<T>() && tile.diagonal) {
     const int first = step.m_block * T.tile_m, last = min(first + T.tile_m, s.q_len) - 1;
-    return (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n() - n_block;
+    const int last_n_block = (min(band_of<T>(p, s).visible_keys(first, last).end, s.k_len) - 1) / T.tile_n();
+    if constexpr (has_diagonal_parts(constant<T>)) return (last_n_block - n_block) % p.part_n_blocks;
+    return last_n_block - n_block;
   }
   const int first = first_n_block<T>(p, s, step.m_block);
-  if constexpr (splits_dq(constant<T>)) return n_block - max(first, n_block - n_block % p.dq_split_n_blocks);
-  return n_block - first;
+  return splits_dq(constant<T>) ? (n_block - first) / p.dq_splits : n_block - first;
 }

@@ -113,6 +113,18 @@ int count_spt_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
   return static_cast<int>(std::max<int64_t>(heads - last, 0));
 }
 
+void set_tiles(const Problem& p, BackwardSchedule* schedule) {
+  BackwardSchedule& t = *schedule;
+  const int heads = static_cast<int>(p.heads_k * p.batch);
+  if (t.part_n_blocks > 0) {
+    t.split_n_blocks = heads * (t.head_parts > 1 ? t.n_blocks : t.n_blocks - t.part_n_blocks);
+    t.tiles = heads * t.head_parts * DiagonalParts{t.n_blocks, t.part_n_blocks}.tiles();
+  } else {
+    t.split_n_blocks = t.n_blocks * heads - t.unsplit_tiles;
+    t.tiles = t.unsplit_tiles + t.split_n_blocks * t.m_splits;
+  }
+}
+
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, BackwardSchedule* schedule) {
   const ArchPlanner& planner = planner_for(device);
   const BackwardOrderTuning& order = planner.backward_order(tuning);
@@ -124,7 +136,7 @@ void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning
   t.m_blocks = static_cast<int>(p.packed_q() ? p.total_q / t.tile.tile_m + p.batch + 1 : p.batch * t.sequence_m_blocks);
   if (p.total_q == 0) t.m_blocks = 0;
   t.n_blocks = static_cast<int>(ceil_div(p.seqlen_k, t.tile.tile_n));
-  t.tiles = static_cast<int>(t.unsplit_tiles + (t.n_blocks * p.heads_k * p.batch - t.unsplit_tiles) * t.m_splits);
+  set_tiles(p, schedule);
   t.l2_heads = choose_l2_heads(p, t, order, sms);
   t.spt_heads = count_spt_heads(p, t, order);
   const bool twice = t.tile.two_pass && p.dv && (p.dq || p.dk);  // tiles of dv follow the tiles of dk
@@ -178,7 +190,7 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
   const auto threads = static_cast<uint32_t>(t.tile.postprocess_threads);
   const bool accumulates_dkv = t.m_splits > 1 && (p.dk || p.dv);
   const uint32_t converted = (p.dq && !t.tile.single_n_block && !t.tile.ds_gmem ? blocks : 0) +
-                             (accumulates_dkv ? t.tile.ctas * t.split_n_blocks() * t.tile.dkv_accum_ctas : 0);
+                             (accumulates_dkv ? t.tile.ctas * t.split_n_blocks * t.tile.dkv_accum_ctas : 0);
   if (converted > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,
                               .entry = EntryId::postprocess,
@@ -274,7 +286,7 @@ void BackwardPass::plan(const Problem& p, const gpu::Properties& device, const T
         region("workspace.ds_semaphore", t.ds_semaphore_count * static_cast<int64_t>(sizeof(int)), delta);
   }
   if (t.m_splits > 1 && (p.dk || p.dv)) {
-    const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.split_n_blocks() : 0;
+    const int64_t n_blocks = has_main(p, t) ? int64_t{t.tile.ctas} * t.split_n_blocks : 0;
     const int64_t floats = n_blocks * t.tile.dkv_floats * (t.tile.dkv_semaphores > 0 ? 1 : t.m_splits);
     t.dkv_semaphore_count = static_cast<int>(n_blocks * t.tile.dkv_semaphores);
     t.dkv_semaphore_offset =

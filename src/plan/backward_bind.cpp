@@ -114,8 +114,9 @@ void set_order(const Problem& p, const BackwardSchedule& t, std::byte* workspace
   params->spt_heads = t.spt_heads;
   params->m_splits = t.m_splits;
   params->unsplit_tiles = t.unsplit_tiles;
+  params->head_parts = t.head_parts;
   params->dq_splits = t.dq_splits;
-  params->dq_split_n_blocks = t.dq_split_n_blocks;
+  params->part_n_blocks = t.part_n_blocks;
   params->tiles = t.tiles;
   params->l2_heads = t.l2_heads;
   params->counter = reinterpret_cast<int*>(workspace);

@@ -22,20 +22,21 @@ struct ChunkSizes {
 
 struct BackwardSchedule {
   BackwardKernel tile;
-  int m_blocks = 0;           // per query head, over all sequences
-  int sequence_m_blocks = 0;  // dense: per sequence
-  int n_blocks = 0;           // per sequence, an upper bound
-  int m_splits = 1;           // parts of a split n_block; EntryId::postprocess sums them
-  int unsplit_tiles = 0;      // tiles before the split n_blocks
-  // Ranges of n_blocks with separate sums of dq, and the n_blocks of a range.
-  int dq_splits = 1, dq_split_n_blocks = 0;
+  int m_blocks = 0;             // per query head, over all sequences
+  int sequence_m_blocks = 0;    // dense: per sequence
+  int n_blocks = 0;             // per sequence, an upper bound
+  int m_splits = 1;             // parts of a split n_block; EntryId::postprocess sums them
+  int unsplit_tiles = 0;        // tiles before the split n_blocks
+  int part_n_blocks = 0;        // n_blocks of a part (DiagonalParts); 0: others
+  int head_parts = 1;           // parts of the query heads that share keys, with part_n_blocks
+  int dq_splits = 1;            // separate sums of dq
   int tiles = 0;                // unsplit tiles and m_splits tiles for each split n_block
   int dkv_semaphore_count = 0;  // BackwardParams
   int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
 
-  int split_n_blocks() const { return (tiles - unsplit_tiles) / m_splits; }
+  int split_n_blocks = 0;  // n_blocks of all heads with m_splits
 
   ChunkSizes chunk;  // dS in global memory
   int64_t ds_chunks = 0;

@@ -80,7 +80,13 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
         "order: blocks take tiles of keys from a counter and add dq in the order of tiles, so that every run gives the "
         "same bits");
   }
-  if (t.tile.spt) {
+  if (t.part_n_blocks > 0) {
+    lines.push_back(
+        str_cat("split: a tile has the queries between the diagonals of two n_blocks whose distance is ",
+                t.part_n_blocks, "; up to ", t.m_splits,
+                " tiles share an n_block; their dk and dv are summed in a fixed order at the end, and dq of ",
+                t.dq_splits, t.dq_splits == 1 ? " sum" : " sums"));
+  } else if (t.tile.spt) {
     lines.push_back(str_cat("order: the n_blocks of ", t.spt_heads,
                             " heads start at the diagonal, last n_block first (no block waits to add dq); "
                             "the remaining heads run at the end, longest n_block first"));
@@ -93,15 +99,14 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
     lines.push_back(str_cat("split: the first ", t.unsplit_tiles, " tiles fill all SMs; ", t.m_splits,
                             " blocks share the queries of each further n_block, and their dk and dv are summed in a "
                             "fixed order at the end"));
-  } else if (t.m_splits > 1) {
+  } else if (t.m_splits > 1 && t.part_n_blocks == 0) {
     lines.push_back(
         str_cat("split: n_blocks are few, so that ", t.m_splits,
                 " blocks share the queries of each; their dk and dv are summed in a fixed order at the end"));
   }
-  if (t.dq_splits > 1) {
-    lines.push_back(
-        str_cat("dq: ", t.dq_splits, " ranges of at most ", t.dq_split_n_blocks,
-                " n_blocks have separate sums, so that blocks wait less; bwd_postprocess adds these in order"));
+  if (t.dq_splits > 1 && t.part_n_blocks == 0) {
+    lines.push_back(str_cat("dq: n_blocks add to ", t.dq_splits,
+                            " sums in turn, so that blocks wait less; bwd_postprocess adds the sums in order"));
   }
   if (t.l2_heads > 1 && !t.tile.spt)
     lines.push_back(str_cat("cache: the tiles of up to ", t.l2_heads, " heads run together"));

@@ -110,8 +110,39 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
     for (const std::string& flags : cases) {
       const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
       EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
-      EXPECT_GT(schedule.split_n_blocks(), 0) << flags;
+      EXPECT_GT(schedule.split_n_blocks, 0) << flags;
     }
+    expect_good_with(tuning, cases);
+  }
+}
+
+// Cases have parts of one to three n_blocks, parts of query heads, and n_blocks with one part. The diagonal begins
+// before or after the first key, and some n_blocks see no query. With two SMs the order of tiles decides who waits.
+TEST(KernelsSchedules, DiagonalParts) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes[] = {
+      "--seqlen-q 700 --seqlen-k 700 --heads-q 4 --heads-k 2 --batch 2",
+      "--seqlen-q 600 --seqlen-k 700 --heads-q 2 --heads-k 1 --sm-limit 2",
+      "--seqlen-q 700 --seqlen-k 530 --heads-q 4 --heads-k 2 --float32 g --accumulate 1",
+      "--seqlen-q 300 --seqlen-k 600 --heads-q 2 --heads-k 1 --dropout 0.3 --bias same --bias-shape 1hij",
+      "--seqlen-q 500 --seqlen-k 500 --heads-q 2 --heads-k 1 --top-left 1 --softcap 3 --alibi batch",
+  };
+  const struct {
+    const char* dims;
+    int part_n_blocks, head_parts;
+  } forced[] = {
+      {"--head-dim 64 --head-dim-v 64 ", 1, 1},
+      {"--head-dim 64 --head-dim-v 64 ", 2, 2},
+      {"--head-dim 128 --head-dim-v 128 ", 3, 1},
+      {"--head-dim 96 --head-dim-v 80 ", 100, 2},
+  };
+  for (const auto& f : forced) {
+    plan::Tuning tuning;
+    tuning.sm90.backward.part_n_blocks = f.part_n_blocks;
+    tuning.sm90.backward.head_parts = f.head_parts;
+    const std::vector<std::string> cases = with_prefix(kQkv + "--causal 1 " + f.dims, sizes);
+    for (const std::string& flags : cases)
+      EXPECT_GT(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.part_n_blocks, 0) << flags;
     expect_good_with(tuning, cases);
   }
 }
@@ -250,6 +281,8 @@ TEST(KernelsSchedules, SumsOfDq) {
 TEST(KernelsSchedules, ShortestFirst) {
   plan::Tuning tuning;
   tuning.sm90.backward.spt_min_grouped_seqlen = tuning.sm90.backward.spt_min_grouped_ctas = 1;
+  tuning.sm90.backward.spt_min_grouped_waves = 0;
+  tuning.sm90.backward.part_n_blocks = 0;
   tuning.sm90.backward.min_split_iterations = 1000;  // m_splits exclude spt without grouped heads
   std::vector<std::string> cases;
   for (const std::string dim : {"64", "128"}) {

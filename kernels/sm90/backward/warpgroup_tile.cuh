@@ -75,7 +75,9 @@ struct WarpgroupSteps {
     if constexpr (T.options.block_mask) {
       listed_.advance();
       m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
-    } else if constexpr (spt<T>()) {  // with spt, a key head has one query head
+    } else if constexpr (T.diagonal_parts()) {
+      if (++head == first_head_ + heads_) head = first_head_, ++m_block;
+    } else if constexpr (spt<T>()) {  // a key head has one query head
       m_block += next_;
     } else if constexpr (T.options.bounded_left) {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;

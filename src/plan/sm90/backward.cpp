@@ -42,8 +42,8 @@ bool uses_spt(const Problem& p, const Sm90BackwardConfig& config, const Sm90Back
   // With grouped heads each query head accumulates dk and dv in memory. Only long tiles can hide the time of these
   // additions.
   const int64_t tiles = ceil_div(p.seqlen_k, config.tile_n()) * p.heads_q * p.batch, sms = kH200Sms;
-  // In less than two waves the longest tiles must come first.
-  if (p.group() == 1) return config.shared_p() || tiles <= sms || tiles > 2 * sms;
+  // In few waves the longest tiles must come first.
+  if (p.group() == 1) return config.shared_p() || tiles <= sms || 2 * tiles > 5 * sms;
   return p.seqlen_q >= tuning.spt_min_grouped_seqlen && tiles * config.ctas() >= tuning.spt_min_grouped_ctas;
 }
 
@@ -138,15 +138,43 @@ bool predicts_parts(const Problem& p, const Sm90BackwardConfig& t) {
   return t.schedule == Schedule::rs && !t.options.varlen && !needs_left_mask(p) && !p.batch_invariant;
 }
 
+// Grouped heads: many tiles, or with short iterations few tiles of many queries. Otherwise parts of the query heads are
+// faster.
+bool grouped_spt_helps(const Problem& p, const Sm90BackwardConfig& t, const Sm90BackwardTuning& tuning) {
+  const int64_t tiles = ceil_div(p.seqlen_k, t.tile_n()) * p.heads_q * p.batch;
+  const bool has_many = tiles > tuning.spt_min_grouped_waves * kH200Sms;
+  return t.tile_m == 64 ? has_many : !has_many && p.seqlen_q >= tuning.spt_min_short_seqlen;
+}
+
+// Chooses DiagonalParts and sets spt if they take less time than other parts.
+void set_diagonal_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config,
+                        RsParts* parts) {
+  Sm90BackwardConfig& t = *config;
+  const bool is_forced = tuning.part_n_blocks.value_or(0) > 0;
+  if (is_forced && may_use_spt(p, t) && !t.single_n_block && p.seqlen_k > 0) {
+    const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n()),
+                  length = std::min<int64_t>(*tuning.part_n_blocks, n_blocks);
+    const int64_t head_parts = tuning.head_parts.value_or(1), m_splits = head_parts * ceil_div(n_blocks, length);
+    if (m_splits > 1 && p.group() % head_parts == 0)
+      *parts = {
+          .m_splits = m_splits, .dq_splits = m_splits / head_parts, .part_n_blocks = length, .head_parts = head_parts};
+  } else if (!tuning.part_n_blocks && !tuning.spt && !tuning.m_splits && !tuning.dq_splits) {
+    consider_diagonal_parts(p, t, tuning, parts);
+  }
+  if (parts->part_n_blocks > 0) t.spt = true;
+}
+
 // Returns the parts of a kernel with the schedule rs, and sets spt.
 RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90BackwardConfig* config) {
   Sm90BackwardConfig& t = *config;
   RsParts parts;
   if (predicts_parts(p, t)) {
-    // Grouped heads with short iterations, and n_blocks that every query sees, do not benefit from spt.
-    const bool may_help = !has_many_full_n_blocks(p) && (p.group() == 1 || t.tile_m == 64);
+    // n_blocks that every query sees do not benefit from spt.
+    const bool may_help = !has_many_full_n_blocks(p) && (p.group() == 1 || grouped_spt_helps(p, t, tuning));
     t.spt = !t.single_n_block && may_help && uses_spt(p, t, tuning);
     if (!t.spt) parts = choose_rs_parts(p, t, tuning);
+    set_diagonal_parts(p, tuning, &t, &parts);
+    if (parts.part_n_blocks > 0) return parts;
   } else {
     parts.m_splits = choose_m_splits(p, t, tuning);
     t.m_split = parts.m_splits > 1;
@@ -157,7 +185,8 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
   if (tuning.m_splits || tuning.unsplit_tiles) parts.unsplit_tiles = tuning.unsplit_tiles.value_or(0);
   if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
-  parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, ceil_div(p.seqlen_k, t.tile_n())) : 1;
+  const int64_t n_blocks = std::max<int64_t>(ceil_div(p.seqlen_k, t.tile_n()), 1);
+  parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, n_blocks) : 1;
   return parts;
 }
 
@@ -191,7 +220,7 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
     parts = select_rs_parts(p, tuning, &t);
     t.short_q = is_short && parts.m_splits == 1;
   }
-  t.split_q_heads = (t.spt || t.ds_gmem()) && p.group() > 1;
+  t.split_q_heads = ((t.spt && parts.part_n_blocks == 0) || t.ds_gmem()) && p.group() > 1;
   if (t.split_q_heads) parts.m_splits = count_head_splits(p, schedule->chunk);
   t.m_split = parts.m_splits > 1;
   t.dq_split = parts.dq_splits > 1;
@@ -203,14 +232,14 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
   while (!t.fits() && t.q_stages > 1) --(t.q_stages > t.dout_stages ? t.q_stages : t.dout_stages);
   schedule->tile = t;
   schedule->m_splits = static_cast<int>(parts.m_splits);
+  schedule->part_n_blocks = static_cast<int>(parts.part_n_blocks);
+  schedule->head_parts = static_cast<int>(parts.head_parts);
   const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n());
   if (t.m_split && t.has_unsplit_tiles()) {
     const int64_t most = std::max<int64_t>(n_blocks * p.heads_k * p.batch - 1, 0);
     schedule->unsplit_tiles = static_cast<int>(std::min(parts.unsplit_tiles, most));
   }
-  if (!t.dq_split) return;
-  schedule->dq_split_n_blocks = static_cast<int>(ceil_div(n_blocks, parts.dq_splits));
-  schedule->dq_splits = static_cast<int>(ceil_div(n_blocks, int64_t{schedule->dq_split_n_blocks}));
+  schedule->dq_splits = static_cast<int>(parts.dq_splits);
 }
 
 void set_sm90_ds_chunks(const Problem& p, BackwardSchedule* schedule) {

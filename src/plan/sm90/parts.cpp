@@ -1,7 +1,9 @@
 #include "plan/sm90/parts.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "config/backward_tiles.h"
 #include "plan/arithmetic.h"
 #include "plan/backward_needs.h"
 #include "plan/forward.h"
@@ -22,15 +24,9 @@ struct Visible {
   bool all() const { return mean == 1; }
 };
 
-// Returns the time of tiles that take `tile` and at most `iterations` of their time. CTAs take tiles one by one.
-double time_of_tiles(const Visible& visible, int64_t tiles, double tile, double iterations) {
-  const auto count = static_cast<double>(tiles), sms = static_cast<double>(kH200Sms);
-  if (visible.all()) return static_cast<double>(ceil_div(tiles, kH200Sms)) * (tile + iterations);
-  const double longest = iterations * std::min(1.0, 2 * visible.mean), mean = iterations * visible.mean + tile;
-  return std::max(longest + tile, count / sms * mean + (count > sms ? longest / 4 : 0));
-}
+constexpr auto kSms = static_cast<double>(kH200Sms);
 
-// The sizes that a prediction depends on.
+// The sizes that a prediction depends on, and the predicted microseconds of parts.
 struct RsSizes {
   const Problem& p;
   const Sm90BackwardConfig& config;
@@ -39,44 +35,91 @@ struct RsSizes {
   int64_t n_blocks, iterations, heads;  // iterations: of an n_block that every query sees
   Visible visible;
 
-  RsSizes(const Problem& problem, const Sm90BackwardConfig& t, const Sm90BackwardTimes& constants,
-          const BackwardOrderTuning& order_tuning)
+  RsSizes(const Problem& problem, const Sm90BackwardConfig& t, const BackwardOrderTuning& order_tuning)
       : p(problem),
         config(t),
-        times(constants),
+        times(t.head_dim > 64 || t.head_dim_v > 64 ? kSm90Times128 : kSm90Times64),
         order(order_tuning),
         n_blocks(ceil_div(p.seqlen_k, t.tile_n())),
         iterations(p.group() * ceil_div(p.seqlen_q, t.tile_m)),
         heads(p.batch * p.heads_k),
         visible(p) {}
 
-  // The number of key heads that run at once, as choose_l2_heads() has it.
-  int64_t heads_together(int64_t m_splits) const {
-    const int64_t most = visible.all()
-                             ? std::max(full_l2_heads(p, config.head_dim, config.head_dim_v, order), int64_t{2})
-                             : order.min_causal_heads * m_splits / p.group();
-    const int64_t all = std::max<int64_t>(heads, 1), together = std::clamp<int64_t>(most, 1, all);
+  // The number of key heads that run at once, about as choose_l2_heads() has it.
+  int64_t heads_together() const {
+    const int64_t all = std::max<int64_t>(heads, 1);
+    if (!visible.all()) return std::min(all, 2 * order.min_causal_heads);
+    const int64_t most = std::max(full_l2_heads(p, config.head_dim, config.head_dim_v, order), int64_t{2});
+    const int64_t together = std::clamp<int64_t>(most, 1, all);
     return ceil_div(all, ceil_div(all, together));  // groups of nearly one size
   }
 
-  double predict(const RsParts& parts) const {
-    const double iteration =
-        config.head_dim > 64 && p.head_dim < config.head_dim ? times.narrow_iteration : times.iteration;
-    const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
-    const int64_t of_part = ceil_div(iterations, parts.m_splits);
-    double time = times.launch + time_of_tiles(visible, tiles, times.tile, static_cast<double>(of_part) * iteration);
-    if (parts.unsplit_tiles > 0)
-      time += time_of_tiles(visible, parts.unsplit_tiles, times.tile, static_cast<double>(iterations) * iteration);
-    // The n_blocks of a range that run at once add their first dq one after the other.
-    const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
-    const int64_t together = kH200Sms / of_first / heads_together(of_first);
-    const int64_t chain = std::min(ceil_div(n_blocks, parts.dq_splits), std::max<int64_t>(together, 1));
-    time += static_cast<double>(chain) * times.dq_wait * std::max(visible.full, times.causal_wait);
-    const double dq = static_cast<double>(p.batch * p.heads_q * p.seqlen_q * config.head_dim * parts.dq_splits);
-    time += 8 * dq / times.byte_rate;
-    if (parts.m_splits > 1)
-      time += times.m_split + 8 * static_cast<double>(tiles) * config.dkv_floats() / times.byte_rate;
+  double iteration() const {
+    return config.head_dim > 64 && p.head_dim < config.head_dim ? times.narrow_iteration : times.iteration;
+  }
+
+  // Without a mask tiles are equal: whole waves.
+  double time_of_equal_tiles(const RsParts& parts, double tiles, double of_part) const {
+    double time = std::ceil(tiles / kSms) * (times.tile + of_part);
+    if (parts.unsplit_tiles > 0) {
+      const auto unsplit = static_cast<double>(parts.unsplit_tiles);
+      time += std::ceil(unsplit / kSms) * (times.tile + static_cast<double>(iterations) * iteration());
+    }
     return time;
+  }
+
+  // With a causal mask CTAs take tiles one by one, the longest first. wait: until the last n_block of the first wave
+  // may add its first dq. together: n_blocks of a head in this wave.
+  double time_of_triangle(double tiles, double of_part, double wait, double together) const {
+    const double waves = tiles / kSms, tile = times.tile + times.masked_tile;
+    const double longest = of_part * std::min(1.0, 2 * visible.mean);
+    if (waves <= 1) return tile + std::max(longest, wait);
+    const double balanced = waves * (of_part * visible.mean + tile) + wait / 2;
+    if (waves >= 2) return std::max(longest + tile, balanced + times.tail * longest);
+    // The shortest tile of the first wave ends first, and the longest tile of the second wave follows.
+    const double shortest = longest * (1 - (1 - visible.full) * together / static_cast<double>(n_blocks));
+    return std::max({longest + tile, balanced, wait + 2 * (shortest + tile)});
+  }
+
+  // The time of additional sums.
+  double time_of_sums(int64_t tiles, int64_t m_splits, int64_t dq_splits) const {
+    const auto dq = static_cast<double>(p.batch * p.heads_q * p.seqlen_q * config.head_dim * dq_splits);
+    double time = 8 * dq / times.dq_byte_rate;
+    if (dq_splits > 1) time += static_cast<double>(dq_splits) * times.dq_split;
+    if (m_splits > 1) time += times.m_split + 8 * static_cast<double>(tiles) * config.dkv_floats() / times.byte_rate;
+    return time;
+  }
+
+  double predict(const RsParts& parts) const {
+    const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
+    const double of_part = static_cast<double>(ceil_div(iterations, parts.m_splits)) * iteration();
+    // The n_blocks of a sum that run at once add their first dq one after the other.
+    const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
+    const double sums = static_cast<double>(parts.dq_splits), all = static_cast<double>(n_blocks);
+    const double together = std::min(all, std::max(kSms / static_cast<double>(of_first * heads_together()), 1.0));
+    const double wait = together / sums * times.dq_wait;
+    double time = visible.all() ? time_of_equal_tiles(parts, static_cast<double>(tiles), of_part) + wait
+                                : time_of_triangle(static_cast<double>(tiles), of_part, wait, together) +
+                                      wait * visible.full * times.full_wait;
+    // All n_blocks that every query sees add to each m_block, one after the other.
+    time = std::max(time, visible.full * all / sums * times.dq_addition);
+    return times.launch + time + time_of_sums(tiles, parts.m_splits, parts.dq_splits);
+  }
+
+  // DiagonalParts of up to 1.5 waves of tiles, the shortest tiles first.
+  double predict_diagonal(int64_t length, int64_t head_parts, int64_t tiles) const {
+    const auto m_blocks = static_cast<double>(config.tile_n() / config.tile_m * p.group() / head_parts);
+    const double of_n_block = m_blocks * iteration(), tile = times.tile + times.masked_tile;
+    double time = times.launch + tile + static_cast<double>(length) * of_n_block;
+    // The longest tile begins when enough short tiles have ended.
+    int64_t left = tiles - kH200Sms, ended = 0;
+    for (int64_t diagonal = n_blocks - 1; diagonal >= 0 && left > 0; --diagonal) {
+      left -= (diagonal / length + 1) * heads * head_parts;
+      ended = std::min(length, n_blocks - diagonal);
+    }
+    if (ended > 0) time += static_cast<double>(ended) * of_n_block + tile;
+    const int64_t parts = ceil_div(n_blocks, length);
+    return time + time_of_sums(tiles, parts * head_parts, parts);
   }
 };
 
@@ -84,23 +127,38 @@ struct RsSizes {
 
 bool has_many_full_n_blocks(const Problem& p) { return 4 * p.seqlen_k > 5 * p.seqlen_q; }
 
+void consider_diagonal_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm90BackwardTuning& tuning,
+                             RsParts* parts) {
+  if (!may_use_spt(p, t) || t.single_n_block || t.short_q || has_many_full_n_blocks(p)) return;
+  if (4 * p.seqlen_q > 5 * p.seqlen_k && !p.bottom_right) return;
+  const RsSizes sizes(p, t, tuning.order);
+  const int64_t n_blocks = sizes.n_blocks;
+  if (n_blocks * sizes.heads * p.group() > kH200Sms) return;  // enough tiles
+  double least = sizes.predict(*parts) * tuning.diagonal_worth;
+  for (int64_t head_parts = 1; head_parts <= p.group(); ++head_parts) {
+    if (p.group() % head_parts != 0) continue;
+    for (int64_t length = n_blocks; length > 0; --length) {
+      const DiagonalParts diagonal{static_cast<int>(n_blocks), static_cast<int>(length)};
+      const int64_t tiles = diagonal.tiles() * sizes.heads * head_parts, of_heads = ceil_div(n_blocks, length);
+      if (2 * tiles > 3 * kH200Sms) break;
+      if (of_heads * head_parts == 1) continue;
+      const double time = sizes.predict_diagonal(length, head_parts, tiles);
+      if (time >= least) continue;
+      least = time;
+      *parts = {
+          .m_splits = of_heads * head_parts, .dq_splits = of_heads, .part_n_blocks = length, .head_parts = head_parts};
+    }
+  }
+}
+
 RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm90BackwardTuning& tuning) {
   RsParts best;
   if (p.total_q == 0 || p.seqlen_k == 0 || p.batch_invariant) return best;
-  const RsSizes sizes(p, t, t.head_dim > 64 || t.head_dim_v > 64 ? kSm90Times128 : kSm90Times64, tuning.order);
+  const RsSizes sizes(p, t, tuning.order);
   const bool is_causal = needs_right_mask(p);
   // Under a causal mask parts that begin within a head's m_blocks would wait for the semaphores of its dq.
   const int64_t most_m =
       std::min(tuning.max_m_splits, is_causal ? p.group() : sizes.iterations / tuning.min_split_iterations);
-  if (is_causal && p.group() > 1 && !has_many_full_n_blocks(p)) {
-    // The predictions of unequal tiles with several heads are too rough.
-    const double tiles = tuning.rs_head_split_waves * static_cast<double>(kH200Sms);
-    while (best.m_splits < most_m && (static_cast<double>(best.m_splits * sizes.n_blocks * sizes.heads) < tiles ||
-                                      p.group() % best.m_splits != 0))
-      ++best.m_splits;
-    while (p.group() % best.m_splits != 0) --best.m_splits;
-    return best;
-  }
   const int64_t dq_bytes = 4 * p.batch * p.heads_q * p.seqlen_q * t.head_dim;
   double least = sizes.predict(best);
   const auto consider = [&](RsParts parts) {

@@ -7,11 +7,16 @@
 
 namespace tandem::plan {
 
-// m_splits: CTAs that share an n_block's iterations. dq_splits: ranges of n_blocks with separate sums of dq.
+// m_splits: CTAs that share an n_block's iterations. dq_splits: separate sums of dq.
 // unsplit_tiles: the first n_blocks, to which m_splits does not apply.
 struct RsParts {
   int64_t m_splits = 1, dq_splits = 1, unsplit_tiles = 0;
+  int64_t part_n_blocks = 0, head_parts = 1;  // DiagonalParts; 0: others
 };
+
+// Replaces the parts by DiagonalParts if their predicted time is less.
+void consider_diagonal_parts(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning,
+                             RsParts* parts);
 
 // Returns the parts with the least predicted time, without spt.
 RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning);

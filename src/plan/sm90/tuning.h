@@ -132,17 +132,22 @@ inline constexpr int kBiasKvCtas = 2;
 
 // Microseconds of the schedule rs, fitted to an H200's times of random shapes: python bench/tune.py --regret.
 struct Sm90BackwardTimes {
-  double launch;            // all launches of a call
-  double tile;              // the begin and the end of a tile
-  double iteration;         // an iteration of a CTA
-  double narrow_iteration;  // the same with a padded head_dim
-  double dq_wait;           // until the next n_block can add its dq
-  double causal_wait;       // least share of the n_blocks that wait with a mask
-  double m_split;           // the additional sums of dk and dv
-  double byte_rate;         // bytes of sums per microsecond
+  double launch;  // all launches of a call
+  // The begin and the end of a tile, and what masked iterations add to them.
+  double tile, masked_tile;
+  double iteration, narrow_iteration;  // the second with a padded head_dim
+  double dq_wait;                      // until the next n_block may add its first dq
+  // Such waits with many n_blocks that every query sees, relative to dq_wait.
+  double full_wait;
+  double dq_addition;             // until the next n_block may add to an m_block
+  double tail;                    // after two waves, relative to the longest tile
+  double m_split, byte_rate;      // sums of dk and dv; their bytes per microsecond
+  double dq_split, dq_byte_rate;  // the same for a sum of dq
 };
-inline constexpr Sm90BackwardTimes kSm90Times64{7, 5.1, 2.25, 2.25, 1.8, 0.6, 9.6, 12.2e6};
-inline constexpr Sm90BackwardTimes kSm90Times128{4, 7.7, 1.94, 1.83, 1.64, 0, 4, 4e6};
+inline constexpr Sm90BackwardTimes kSm90Times64{3.7, 4,    2.3,  2.38,   2.38, 1.57, 0.66,
+                                                1.6, 0.07, 0.94, 13.9e6, 0.54, 12e6};
+inline constexpr Sm90BackwardTimes kSm90Times128{1, 8,     2.44, 1.93,  1.775, 0.71,  1.6,
+                                                 3, 0.117, 3.6,  4.5e6, 0.375, 12.4e6};
 
 // Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256. keys: 64 keys of a sum.
 // sum: a sum that waits for the earlier sum. bytes: a CTA's share of the memory's time for a further sum.
@@ -166,17 +171,18 @@ inline constexpr int64_t kDsL2Bytes = 32 << 20;
 inline constexpr int kSm90DsChunkTiles[] = {132, 264, 396, 528, 660, 792, 924, 1056, 1320, 1584, 2112, 1 << 30};
 
 struct Sm90BackwardTuning {
-  // Limits of m_splits: iterations of a part at least, parts at most, and waves of tiles up to which query heads are
-  // split. The second number of waves is for the schedule rs.
+  // Limits of m_splits: the least iterations of a part, and the most parts. Without a prediction query heads are split
+  // up to some waves of tiles.
   int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
-  double rs_head_split_waves = 2.1;
-  int64_t max_dq_sums = 16;  // dS in global memory
-  double worth = 0.96;       // the largest share of the time for more sums of dq
+  int64_t max_dq_sums = 16;      // dS in global memory
+  double worth = 0.96;           // the largest share of the time for more sums of dq
+  double diagonal_worth = 0.97;  // the same for DiagonalParts
 
   // Shortest-first order (spt): bytes of q, dout and dq_accum of a head that fit in the L2 cache. The second value is
   // for head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
+  int64_t spt_min_grouped_waves = 16, spt_min_short_seqlen = 16384;  // schedule rs
 
   // dS in global memory: bytes of dS per element of a float32 gradient. With these numbers of m_blocks and of tiles, a
   // tile iterates over two query heads.
@@ -187,11 +193,11 @@ struct Sm90BackwardTuning {
   BackwardOrderTuning order{.sms = kH200Sms, .full_l2_bytes = 32 << 20};
 
   // For tests and bench/tune.py. schedule: the only schedule besides shared_p that wide heads may use. ds_chunk_tiles:
-  // the tiles of a chunk of dS. dq_sum_n_blocks: the n_blocks of a sum of dq. The other values belong to the schedule
-  // rs.
+  // the tiles of a chunk of dS. dq_sum_n_blocks: the n_blocks of a sum of dq. part_n_blocks: 0 means no DiagonalParts.
+  // The other values belong to the schedule rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
-  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles;
+  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles, part_n_blocks, head_parts;
   std::optional<bool> spt;
 };
 

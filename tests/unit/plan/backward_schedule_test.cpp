@@ -449,15 +449,15 @@ TEST(BackwardPlan, ShortestFirstOnBlackwell) {
 
 // Grouped query heads then run one by one, and the workspace has dk and dv of a key head once.
 TEST(BackwardPlan, ShortestFirstByQueryHead) {
-  Problem p = dense({.seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8, .head_dim = 128});
+  Problem p = dense({.batch = 2, .seqlen_q = 4096, .seqlen_k = 4096, .heads_q = 64, .heads_k = 8, .head_dim = 128});
   p.head_dim_v = 128;
   p.window_right = 0;
   const plan::BackwardSchedule t = plan::make_plan(backward(p), hopper()).backward;
   EXPECT_TRUE(t.tile.for_hopper().split_q_heads && t.tile.for_hopper().m_split);
   EXPECT_EQ(t.m_splits, p.group());
-  EXPECT_EQ(t.tiles, t.n_blocks * p.heads_q);
-  expect_last_heads_fill(t, p.heads_q, hopper());
-  EXPECT_EQ(t.dkv_semaphore_count, 32 * 8 * 4);
+  EXPECT_EQ(t.tiles, t.n_blocks * p.batch * p.heads_q);
+  expect_last_heads_fill(t, p.batch * p.heads_q, hopper());
+  EXPECT_EQ(t.dkv_semaphore_count, 32 * 2 * 8 * 4);
   p.batch_invariant = true;
   EXPECT_FALSE(plan::make_plan(backward(p), hopper()).backward.tile.for_hopper().spt);
 }
@@ -574,8 +574,8 @@ TEST(BackwardPlan, TheLastTilesAreSplit) {
   const plan::BackwardSchedule t = plan::make_plan(p, hopper()).backward;
   EXPECT_GT(t.unsplit_tiles, 0);
   EXPECT_EQ(t.unsplit_tiles % hopper().sm_count, 0);
-  EXPECT_EQ(t.unsplit_tiles + t.split_n_blocks(), 2 * t.n_blocks);
-  EXPECT_EQ(t.tiles, t.unsplit_tiles + t.split_n_blocks() * t.m_splits);
+  EXPECT_EQ(t.unsplit_tiles + t.split_n_blocks, 2 * t.n_blocks);
+  EXPECT_EQ(t.tiles, t.unsplit_tiles + t.split_n_blocks * t.m_splits);
   EXPECT_GT(t.m_splits, 1);
   p.sm_limit = 5;
   EXPECT_EQ(plan::make_plan(p, hopper()).backward.unsplit_tiles, t.unsplit_tiles);

@@ -178,12 +178,12 @@ TEST(PlanReasons, ReportTheBackward) {
   for (const char* said :
        {"tile: 128 keys, which iterate over the queries that see them, 64 at a time",
         "heads: a block iterates over the 4 query heads", "every run gives the same bits",
-        "split: n_blocks are few, so that 4 blocks share", "grid: 24 blocks on 132 SMs for 24 tiles"})
+        "split: a tile has the queries between the diagonals", "grid: 48 blocks on 132 SMs for 48 tiles"})
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   const std::vector<std::string> launches = plan::launches(plan);
   ASSERT_EQ(launches.size(), 3u);
   EXPECT_EQ(launches[0], "bwd_preprocess: 80 blocks of 256 threads");
-  EXPECT_EQ(launches[1].find("backward: 24 blocks of 384 threads, "), 0u);
+  EXPECT_EQ(launches[1].find("backward: 48 blocks of 384 threads, "), 0u);
   EXPECT_EQ(launches[2], "bwd_postprocess: 88 blocks of 256 threads, may begin before the previous launch has ended");
 }
 

@@ -11,6 +11,7 @@ against float64 may be twice the errors of one GPU. With chunks the bits must be
 options: the same for bias, block masks, dropout, and a score_mod with gradients of its tensors. The library's CPU kernels
 compute the float64 results.
 copies: by heads, copies between GPUs must have the bits of NCCL's messages. transports: the times of both.
+graphs: forwards as a captured graph.
 times: causal, 32 heads of 128, bfloat16, forward and backward together. efficiency = time of one GPU / (ranks * time).
 breakdown: the kernels of both passes by torch's profiler. Prints the milliseconds of attention, merges, copies and
 sums, messages, and those in which the stream of attention is idle. The file has every kernel of rank 0.
@@ -39,7 +40,7 @@ import torch.multiprocessing
 
 HEADS, HEAD_DIM = 32, 128
 EXECUTIONS = ("gather", "ring", "heads")
-STEPS = ("check", "options", "copies", "times", "transports", "breakdown", "peer")
+STEPS = ("check", "options", "copies", "times", "transports", "graphs", "breakdown", "peer")
 
 
 def parse() -> argparse.Namespace:
@@ -448,9 +449,10 @@ def run(rank: int, port: int, arguments: argparse.Namespace) -> None:
     name = "CPU" if r.cpu else torch.cuda.get_device_name()
     r.say(f"torch {torch.__version__}, tandem {r.tandem.__version__}, {r.ranks} x {name}", name=name)
     from context_copies import copies, transports  # import this module
+    from context_graphs import graphs
     from context_options import options
 
-    steps = [check, options, copies, times, transports, breakdown, *([] if r.cpu else [peer])]
+    steps = [check, options, copies, times, transports, graphs, breakdown, *([] if r.cpu else [peer])]
     for step in [step for name in arguments.only for step in steps if step.__name__ == name]:
         try:
             step(r)

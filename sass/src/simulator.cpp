@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "sass/src/clocks.h"
 #include "sass/src/simulated_barriers.h"
@@ -273,7 +274,10 @@ class Machine {
       warps_[warp].bulk_open.reset();
     }
     if (base == "DEPBAR") wait_for_bulk(warp, i, time);
-    if (base == "MEMBAR") fence(i.has("CTA") ? Charge::cta_fence : Charge::gpu_fence);
+    if (base == "MEMBAR" && i.has("CTA")) fence(Charge::cta_fence);
+    if (base == "MEMBAR" && !i.has("CTA"))
+      fence(std::exchange(warps_[warp].wrote, false) ? Charge::gpu_fence : Charge::idle_fence);
+    warps_[warp].wrote |= writes_global(i);
     if (base == "FENCE" && i.has("ASYNC") && !i.has("T")) fence(Charge::async_fence);
     if (base == "CCTL" && i.has("IVALL")) fence(Charge::invalidate);
     if (base == "LDG" && i.has("STRONG")) record(warp, Charge::strong_load, l_.charge(Charge::strong_load).clocks);

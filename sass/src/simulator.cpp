@@ -253,6 +253,7 @@ class Machine {
     const size_t complete = w.bulk_groups.size() - left;
     double until = time;
     for (size_t k = w.bulk_complete; k < complete; ++k) until = std::max(until, w.bulk_groups[k].end);
+    w.wrote |= complete > w.bulk_complete;
     w.bulk_complete = std::max(w.bulk_complete, complete);
     hold(warp, Charge::bulk, time, until);
   }

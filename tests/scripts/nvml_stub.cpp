@@ -8,9 +8,10 @@ namespace {
 
 constexpr int kUnsupported = 3, kNotFound = 6;
 constexpr double kWatts = 500;
+constexpr const char* kVariable = "STUB_NVML";
 
 bool lacks(const char* part) {
-  const char* const missing = std::getenv("STUB_NVML");
+  const char* const missing = std::getenv(kVariable);
   return missing != nullptr && std::strcmp(missing, part) == 0;
 }
 

@@ -19,14 +19,15 @@ struct Beside {
 // Waits on the way of results to memory and to the other block of a pair.
 enum class Charge : uint8_t {
   bulk,         // a copy or addition to global memory
-  gpu_fence,    // MEMBAR at GPU scope, also of releases at cluster scope
+  gpu_fence,    // MEMBAR at GPU scope after writes to global memory
+  idle_fence,   // MEMBAR at GPU scope without writes since the last one
   cta_fence,    // MEMBAR at CTA scope
   async_fence,  // FENCE.VIEW.ASYNC
   invalidate,   // CCTL.IVALL: end of an acquire
   strong_load,  // LDG.STRONG: a test of a semaphore
   dsmem,        // a copy to the shared memory of the other block
 };
-inline constexpr size_t kCharges = 7;
+inline constexpr size_t kCharges = 8;
 std::string_view name_of(Charge charge);
 
 struct ChargedWait {

@@ -39,6 +39,7 @@ struct SimulatedWarp {
   std::optional<BulkGroup> bulk_open;
   std::vector<BulkGroup> bulk_groups;            // committed
   size_t bulk_complete = 0, bulk_published = 0;  // groups
+  bool wrote = false;                            // to global memory since its last fence at GPU scope
   struct Tested {
     int phases = 0;  // phases that the warp has waited for
     uint32_t parity = Event::kUnknown;

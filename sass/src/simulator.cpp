@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "sass/src/clocks.h"
 #include "sass/src/simulated_barriers.h"
@@ -252,6 +253,7 @@ class Machine {
     const size_t complete = w.bulk_groups.size() - left;
     double until = time;
     for (size_t k = w.bulk_complete; k < complete; ++k) until = std::max(until, w.bulk_groups[k].end);
+    w.wrote |= complete > w.bulk_complete;
     w.bulk_complete = std::max(w.bulk_complete, complete);
     hold(warp, Charge::bulk, time, until);
   }
@@ -273,7 +275,10 @@ class Machine {
       warps_[warp].bulk_open.reset();
     }
     if (base == "DEPBAR") wait_for_bulk(warp, i, time);
-    if (base == "MEMBAR") fence(i.has("CTA") ? Charge::cta_fence : Charge::gpu_fence);
+    if (base == "MEMBAR" && i.has("CTA")) fence(Charge::cta_fence);
+    if (base == "MEMBAR" && !i.has("CTA"))
+      fence(std::exchange(warps_[warp].wrote, false) ? Charge::gpu_fence : Charge::idle_fence);
+    warps_[warp].wrote |= writes_global(i);
     if (base == "FENCE" && i.has("ASYNC") && !i.has("T")) fence(Charge::async_fence);
     if (base == "CCTL" && i.has("IVALL")) fence(Charge::invalidate);
     if (base == "LDG" && i.has("STRONG")) record(warp, Charge::strong_load, l_.charge(Charge::strong_load).clocks);

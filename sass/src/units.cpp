@@ -107,6 +107,11 @@ bool is_bulk_store(const Instruction& i) {
   return i.base() == "UBLKRED" || i.base() == "UTMAREDG" || i.base() == "UTMASTG" || i.opcode.starts_with("UBLKCP.G");
 }
 
+bool writes_global(const Instruction& i) {
+  constexpr std::string_view all[] = {"ST", "STG", "RED", "REDG", "ATOM", "ATOMG"};
+  return is_bulk_store(i) || std::ranges::find(all, i.base()) != std::end(all);
+}
+
 bool is_product(const Instruction& i) { return unit_of(i) == Unit::mma; }
 bool in_tensor_memory(const Instruction& product) { return product.base().starts_with("UTC"); }
 

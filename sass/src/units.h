@@ -47,6 +47,7 @@ double bytes_of(const Instruction& instruction);  // tensor_memory, shared_memor
 
 // A bulk copy or addition to global memory.
 bool is_bulk_store(const Instruction& instruction);
+bool writes_global(const Instruction& instruction);  // bulk stores, stores and atomics
 
 // A product of the tensor core: HGMMA, UTCHMMA, ...
 bool is_product(const Instruction& instruction);

@@ -83,7 +83,7 @@ e7|150|E7 cluster launch control|TANDEM_SM100=no_clc
 e8|150|E8 clocks of a backward iteration|nothing: a measurement
 e10|30|E10 rate of two-CTA products|TANDEM_SM100=no_two_cta if a pair of 128 rows takes over 320 clocks
 sweep|300|20 shapes of the sweep|see the log
-e12|30|E12 clock under load|nothing: a measurement
+e12|30|E12 clock and power under load|nothing: a measurement
 LIST
   if [ -n "$plant" ]; then
     echo 'stall|8|A planted stall|nothing: planted'

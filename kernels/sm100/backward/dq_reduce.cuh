@@ -89,6 +89,7 @@ template <Sm100BackwardConfig T>
 struct DqAccumulation {
   static constexpr int kParts = T.dq_columns() / T.dq_part_columns();
   static constexpr int kAtOnce = kParts < T.dq_stages ? kParts : T.dq_stages;  // parts that the slots hold
+  static constexpr int kSpare = T.dq_stages - kAtOnce;                         // further slots
 
   SharedStorage<T>& s;
   PipelineState<T.dq_stages> full, free;
@@ -98,6 +99,11 @@ struct DqAccumulation {
   TANDEM_DEVICE void free_slot() {
     mbarrier_arrive(&s.dq_slot_free[free.index]);
     free.advance();
+  }
+  // Waits until the slots' oldest addition has read its source.
+  TANDEM_DEVICE void free_oldest() {
+    tma_store_wait_read<T.dq_stages - 1>();
+    free_slot();
   }
   // Waits for all additions, the oldest first, and frees their slots.
   template <int pending>
@@ -110,8 +116,7 @@ struct DqAccumulation {
     free_slot();
     if constexpr (pending > 0) complete_all_but<pending - 1>();
   }
-  // Waits for the additions of the previous iteration. The fence precedes their release, and follows the acquire of the
-  // next semaphore: the async proxy writes every addition.
+  // Waits for the additions of the previous iteration. The fence precedes their release: the async proxy writes them.
   TANDEM_DEVICE void complete() {
     if (!unreleased) return;
     complete_all_but<kAtOnce - 1>();
@@ -140,25 +145,41 @@ struct DqAccumulation {
     tma_store_commit();
     full.advance();
   }
+  // Tests if the first additions of this iteration wait for no other CTA. Tests no barrier that may be two phases
+  // ahead.
+  TANDEM_DEVICE bool is_loaded() {
+    if constexpr (2 * kParts <= T.dq_stages) {
+      return mbarrier_test(&s.dq_slot_full[full.index], full.phase);
+    } else {
+      return mbarrier_test(&s.dq_loaded, steps & 1);
+    }
+  }
   // Adds dQ of an iteration. value: of its semaphore, as loaded before. Returns the value of the next semaphore.
   TANDEM_DEVICE int add(const DqTarget& to, int value, const int* next) {
-    complete();
-    // A release takes as long as an addition. The release overlaps the first additions if these wait for no other CTA.
-    if (value < to.before) {
+    // The first additions overlap the previous iteration's and their release, unless they may wait for another CTA.
+    const int loaded = is_loaded(), seen = value >= to.before;
+    if (!(loaded & seen)) {
+      complete();
       release();
-      while (load_acquire(to.semaphore) < to.before) continue;
-      fence_proxy_async_global();
-    } else if (!mbarrier_test(&s.dq_loaded, steps & 1)) {
-      release();
+      while (value < to.before) value = load_acquire(to.semaphore);
     }
+    fence_proxy_async_global();  // follows the acquire of the semaphore: the async proxy adds
     ++steps;
 #pragma unroll
-    for (int part = 0; part < kAtOnce; ++part) add_part(to, part);
+    for (int part = 0; part < kAtOnce; ++part) {
+      if (unreleased && part >= kSpare) free_oldest();
+      add_part(to, part);
+    }
+    if (unreleased) {
+      tma_store_wait<kAtOnce>();  // the previous iteration's additions are complete
+#pragma unroll
+      for (int slot = 0; slot < (kSpare < kAtOnce ? kSpare : kAtOnce); ++slot) free_slot();
+      fence_proxy_async_global();
+    }
     const int next_value = release_and_load(next);
 #pragma unroll 1
     for (int part = kAtOnce; part < kParts; ++part) {
-      tma_store_wait_read<T.dq_stages - 1>();
-      free_slot();
+      free_oldest();
       add_part(to, part);
     }
     unreleased = to.semaphore;

@@ -144,14 +144,14 @@ recovers() {
   return 1
 }
 
-# Runs a command as the only client of an MPS server, whose pipes are in --out.
+# Runs a command as the only client of an MPS server, whose pipes are in --out. A client counts the server's GPUs from 0.
 under_mps() { # <seconds> <log> <command...>
   local pipes
   pipes=$(mkdir -p "$out/mps" && cd "$out/mps" && pwd)
   export CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$pipes
   if nvidia-cuda-mps-control -d > "$2" 2>&1; then
     export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30
-    bounded "$@"
+    bounded "$1" "$2" env -u CUDA_VISIBLE_DEVICES "${@:3}"
     unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
     echo quit | timeout 30 nvidia-cuda-mps-control > "$pipes/quit.log" 2>&1
   else

@@ -116,6 +116,22 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
   }
 }
 
+// A tile has some or all of the query heads that share its keys.
+TEST(KernelsSchedules, TilesOfSeveralHeads) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes = "--seqlen-q 70 --seqlen-k 200 --heads-q 8 --heads-k 1";
+  for (const int heads : {4, 8}) {
+    for (const std::string& dims : {kWide, kMla}) {
+      plan::Tuning tuning;
+      tuning.sm90.backward.tile_heads = heads;
+      const std::vector<std::string> cases = {dims + sizes, dims + sizes + " --causal 1"};
+      for (const std::string& flags : cases)
+        EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.chunk.tile_heads, heads) << flags;
+      expect_good_with(tuning, cases);
+    }
+  }
+}
+
 // Cases have parts of one to three n_blocks, parts of query heads, and n_blocks with one part. The diagonal begins
 // before or after the first key, and some n_blocks see no query. With two SMs the order of tiles decides who waits.
 TEST(KernelsSchedules, DiagonalParts) {

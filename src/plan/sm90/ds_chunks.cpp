@@ -93,6 +93,37 @@ int64_t choose_chunk_heads(const ChunkChoice& c, const Sm90BackwardTuning& tunin
   return std::ranges::min(candidates | std::views::filter(is_near), {}, &Candidate::heads).heads;
 }
 
+struct HeadTiles {
+  int64_t m_blocks, tiles, fitting;  // tiles: with one head each; fitting: heads of a chunk at most
+};
+
+// Returns the number of query heads of a group in a tile. Several heads reduce the traffic of dk and dv. Without a mask
+// the number has the least predicted time. Under a causal mask two heads need short tiles and enough of them, and more
+// heads need few queries.
+int64_t choose_tile_heads(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning,
+                          const HeadTiles& all) {
+  if (tuning.tile_heads && p.group() % *tuning.tile_heads == 0)
+    return std::min<int64_t>(*tuning.tile_heads, all.fitting);
+  if (config.options.bounded_left || all.m_blocks > tuning.two_head_tile_max_m_blocks) return 1;
+  const auto predict = [&](int64_t heads) {
+    const double accumulation = heads < p.group() ? kSm90DkvAccumulation : 0;
+    const double tile =
+        kSm90FullDsTimes.tile + accumulation + kSm90FullDsTimes.iteration * static_cast<double>(heads * all.m_blocks);
+    return tile * static_cast<double>(ceil_div(all.tiles / heads, kH200Sms));
+  };
+  const bool may_pair = all.tiles >= tuning.two_head_tile_min_tiles;
+  int64_t best = 1;
+  for (int64_t heads = 2; heads <= std::min(p.group(), all.fitting); ++heads) {
+    if (p.group() % heads != 0) continue;
+    const bool is_short =
+        all.m_blocks * heads <= tuning.short_tile_iterations && all.tiles >= heads * tuning.short_tile_min_tiles;
+    const bool is_better =
+        config.options.bounded_right ? is_short || (heads == 2 && may_pair) : predict(heads) < predict(best);
+    if (is_better) best = heads;
+  }
+  return best;
+}
+
 // Returns the n_blocks of a sum of dq with the least predicted time. More sums of an m_block use more SMs, but add to
 // memory one after the other. With a mask the longest sums begin first, and an m_block sees half of the n_blocks.
 int64_t choose_sum_n_blocks(const ChunkSizes& chunk, int64_t m_blocks, const Sm90BackwardConfig& config,
@@ -128,8 +159,7 @@ int64_t count_dq_ctas(const ChunkSizes& chunk, int64_t m_blocks, const Sm90Backw
 }
 
 // dS goes through memory in chunks of whole heads. Only without a mask one head may be divided, because its tiles are
-// equal. Two heads per tile halve the traffic of dk and dv, which pays under a causal mask with short tiles, if enough
-// tiles remain.
+// equal.
 ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, const Sm90BackwardTuning& tuning) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, config.tile_m), n_blocks = ceil_div(p.seqlen_k, config.cta_keys());
   const int64_t block_bytes = int64_t{2} * config.cta_keys() * config.tile_m, heads = p.batch * p.heads_q;
@@ -144,10 +174,7 @@ ChunkSizes choose_ds_chunk(const Problem& p, const Sm90BackwardConfig& config, c
   const int64_t rows = set_rows(p, config, m_blocks, &chunk), head_blocks = rows * chunk.row_n_blocks;
   if (head_blocks <= most) {
     const int64_t fitting = std::min(most / head_blocks, heads);
-    const bool pairs_heads = p.group() % 2 == 0 && config.options.bounded_right && !config.options.bounded_left &&
-                             m_blocks <= tuning.two_head_tile_max_m_blocks &&
-                             heads * n_blocks >= tuning.two_head_tile_min_tiles && fitting > 1;
-    if (pairs_heads) chunk.tile_heads = 2;
+    chunk.tile_heads = choose_tile_heads(p, config, tuning, {m_blocks, heads * n_blocks, fitting});
     chunk.heads =
         choose_chunk_heads({heads, fitting, chunk.tile_heads, n_blocks, head_blocks, block_bytes, has_mask}, tuning);
     chunk.sum_n_blocks = choose_sum_n_blocks(chunk, m_blocks, config, tuning);

@@ -165,6 +165,8 @@ struct Sm90DsTimes {
 };
 inline constexpr Sm90DsTimes kSm90FullDsTimes{2.2, 8, 25, 0.2, 0, 0.02, 32 << 20, 4, 1};
 inline constexpr Sm90DsTimes kSm90MaskedDsTimes{2.2, 0, 4, 0.3, 0.3, 0.04, 16 << 20, 3, 1.02};
+// Microseconds in which a tile adds dk and dv to the sums of other query heads.
+inline constexpr double kSm90DkvAccumulation = 10;
 // Bytes of q and dout of the heads that run together without a mask.
 inline constexpr int64_t kDsL2Bytes = 32 << 20;
 // Numbers of tiles of a chunk to choose from: 1 to 16 waves, or all tiles.
@@ -187,6 +189,7 @@ struct Sm90BackwardTuning {
   // dS in global memory: bytes of dS per element of a float32 gradient. With these numbers of m_blocks and of tiles, a
   // tile iterates over two query heads.
   int64_t ds_bytes_per_gradient = 6, two_head_tile_max_m_blocks = 128, two_head_tile_min_tiles = 330;
+  int64_t short_tile_iterations = 32, short_tile_min_tiles = 100;  // causal, few queries
   // dS of few heads may take this many bytes, and the sums of dq with dq_splits.
   int64_t min_ds_bytes = 1 << 30, max_dq_split_bytes = 128 << 20;
 
@@ -197,7 +200,7 @@ struct Sm90BackwardTuning {
   // The other values belong to the schedule rs.
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
-  std::optional<int> m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles, part_n_blocks, head_parts;
+  std::optional<int> tile_heads, m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles, part_n_blocks, head_parts;
   std::optional<bool> spt;
 };
 

@@ -327,12 +327,14 @@ TEST(BackwardPlan, DsChunksOfBlackwell) {
   EXPECT_EQ(bytes_of(plan::make_plan(p, blackwell()), "workspace.ds"), 0u);
 }
 
-// Query heads of a group run one by one, and add dk and dv in their order. Under a causal mask a tile may have two
-// query heads, if tiles are short and many.
+// Tiles of a group's query heads add dk and dv in their order. Under a causal mask a tile may have two query heads, if
+// tiles are short and many. Without a mask it has as many as leave a wave of tiles.
 TEST(BackwardPlan, QueryHeadsOfDsChunks) {
   Problem p = wide(1, 4096, 16, 2);
   EXPECT_TRUE(hopper_schedule(p).tile.for_hopper().split_q_heads);
-  EXPECT_EQ(hopper_schedule(p).tiles, p.heads_q * hopper_schedule(p).n_blocks);
+  EXPECT_EQ(hopper_schedule(p).tiles, p.heads_k * hopper_schedule(p).n_blocks);
+  p = wide(1, 1024, 16, 2);
+  EXPECT_EQ(hopper_schedule(p).tiles, 8 * hopper_schedule(p).n_blocks);
   const auto heads_of_tile = [](int64_t seqlen, int64_t heads_q, int64_t heads_k, int64_t left) {
     Problem causal = wide(1, seqlen, heads_q, heads_k);
     causal.window_right = 0, causal.window_left = left;

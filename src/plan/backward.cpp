@@ -115,14 +115,14 @@ int count_spt_heads(const Problem& p, const BackwardSchedule& t, const BackwardO
 
 void set_tiles(const Problem& p, BackwardSchedule* schedule) {
   BackwardSchedule& t = *schedule;
-  const int heads = static_cast<int>(p.heads_k * p.batch);
+  const int64_t heads = p.heads_k * p.batch;
+  int64_t split = t.n_blocks * heads - t.unsplit_tiles, tiles = t.unsplit_tiles + split * t.m_splits;
   if (t.part_n_blocks > 0) {
-    t.split_n_blocks = heads * (t.head_parts > 1 ? t.n_blocks : t.n_blocks - t.part_n_blocks);
-    t.tiles = heads * t.head_parts * DiagonalParts{t.n_blocks, t.part_n_blocks}.tiles();
-  } else {
-    t.split_n_blocks = t.n_blocks * heads - t.unsplit_tiles;
-    t.tiles = t.unsplit_tiles + t.split_n_blocks * t.m_splits;
+    split = heads * (t.head_parts > 1 ? t.n_blocks : t.n_blocks - t.part_n_blocks);
+    tiles = heads * t.head_parts * DiagonalParts{t.n_blocks, t.part_n_blocks}.tiles();
   }
+  t.split_n_blocks = static_cast<int>(split);
+  t.tiles = static_cast<int>(tiles);
 }
 
 void make_schedule(const Problem& p, const gpu::Properties& device, const Tuning& tuning, BackwardSchedule* schedule) {

@@ -108,8 +108,8 @@ struct RsSizes {
 
   // DiagonalParts of up to 1.5 waves of tiles, the shortest tiles first.
   double predict_diagonal(int64_t length, int64_t head_parts, int64_t tiles) const {
-    const auto m_blocks = static_cast<double>(config.tile_n() / config.tile_m * p.group() / head_parts);
-    const double of_n_block = m_blocks * iteration(), tile = times.tile + times.masked_tile;
+    const int64_t m_blocks = config.tile_n() / config.tile_m * (p.group() / head_parts);
+    const double of_n_block = static_cast<double>(m_blocks) * iteration(), tile = times.tile + times.masked_tile;
     double time = times.launch + tile + static_cast<double>(length) * of_n_block;
     // The longest tile begins when enough short tiles have ended.
     int64_t left = tiles - kH200Sms, ended = 0;

@@ -75,7 +75,7 @@ def alternatives(cell) -> list[dict]:
     found = [dict(spt=0, m_splits=m, dq_splits=dq) for m, dq in itertools.product(parts, DQ_SPLITS)]
     if cell.causal:
         found += [dict(part_n_blocks=0), *diagonal_parts(cell)]
-    if not cell.causal:
+    else:
         waves = -(-cell.keys // 128) * cell.kv_heads * cell.batch // SMS
         found += [
             dict(m_splits=m, dq_splits=dq, unsplit_tiles=n * SMS)

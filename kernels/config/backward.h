@@ -22,7 +22,7 @@ struct BackwardParams : ForwardParams {
   int m_splits;           // parts of an n_block's iterations, one per tile
   int unsplit_tiles;      // tiles before the split n_blocks (not split_q_heads)
   int part_n_blocks;      // DiagonalParts: n_blocks of a part
-  int head_parts;         // DiagonalParts: parts of the query heads (in m_splits)
+  int head_parts;         // DiagonalParts: m_splits / dq_splits, parts of query heads
   int has_dk, has_dv;     // 0: not wanted
 
   void *dk_data, *dv_data;  // varlen: for tiles at the end of a sequence

@@ -12,7 +12,7 @@ constexpr int kBackwardCounters = 4;  // BackwardParams::counter
 TANDEM_HOST_DEVICE long long m_block_at(const BackwardParams& p, const SequenceCoords& s, int head, int m_block) {
   return static_cast<long long>(head) * p.m_blocks + s.first_m_block + m_block;
 }
-// The index of an m_block's sums and semaphores of dq: ranges of n_blocks follow each other.
+// The index of an m_block's sums and semaphores of dq: the sums of dq_splits follow each other.
 template <class Config>
 TANDEM_HOST_DEVICE long long dq_block_at(Config t, const BackwardParams& p, long long m_block, int dq_split) {
   return splits_dq(t) ? m_block + static_cast<long long>(dq_split) * p.heads_q * p.m_blocks : m_block;

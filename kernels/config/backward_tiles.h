@@ -111,7 +111,7 @@ TANDEM_HOST_DEVICE int count_n_blocks(Config t, const BackwardParams& p, const S
   if (last < first || larger(0, keys.begin) >= end) return 0;
   return (end - 1) / t->tile_n() - first_n_block(t, p, s, m_block) + 1;
 }
-// The number of separate sums of dq: every dq_splits-th n_block adds to one, or DiagonalParts.
+// The number of separate sums of dq: every dq_splits-th n_block adds to one, or each index of DiagonalParts has one.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_splits(Config t, const BackwardParams& p) {
   return splits_dq(t) ? p.dq_splits : 1;
@@ -219,7 +219,7 @@ TANDEM_HOST_DEVICE int count_parted_n_blocks(const BackwardParams& p) {
 // The sum of dq that a tile adds to: each DiagonalParts::Tile::index has its own.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_split_of(Config t, const BackwardParams& p, const NBlockWork& tile) {
-  if (has_diagonal_parts(t)) return tile.m_split_idx % (p.m_splits / p.head_parts);
+  if (has_diagonal_parts(t)) return tile.m_split_idx % p.dq_splits;
   return splits_dq(t) ? tile.n_block % p.dq_splits : 0;
 }
 
@@ -274,7 +274,7 @@ TANDEM_HOST_DEVICE bool set_query_heads(Config t, const BackwardParams& p, const
   *heads = p.heads_q / p.heads_k;
   *head = tile.head_k * *heads;
   if (has_diagonal_parts(t)) {
-    *heads /= p.head_parts, *head += tile.m_split_idx / (p.m_splits / p.head_parts) * *heads;
+    *heads /= p.head_parts, *head += tile.m_split_idx / p.dq_splits * *heads;
     return true;
   }
   const int parts = parts_of_tile(t, p, tile);
@@ -326,7 +326,7 @@ TANDEM_HOST_DEVICE NBlockWork diagonal_part_at(Config t, const BackwardParams& p
   const DiagonalParts parts = diagonal_parts_of(p);
   const int heads = p.batch * p.heads_k * p.head_parts, of_all = n % heads / p.head_parts;
   const DiagonalParts::Tile part = parts.at(n / heads);
-  const int sequence = of_all / p.heads_k, split_idx = n % p.head_parts * (p.m_splits / p.head_parts) + part.index;
+  const int sequence = of_all / p.heads_k, split_idx = n % p.head_parts * p.dq_splits + part.index;
   NBlockWork tile{part.n_block, of_all - sequence * p.heads_k, sequence, 0, 0, split_idx, 1};
   const int parted = count_parted_n_blocks(p);
   if (tile.n_block < parted) tile.split_block = of_all * parted + tile.n_block;

@@ -38,9 +38,9 @@ struct PostprocessDq {
       for (int n = 0; n < kPairs / 2; ++n) x[n] = at.nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
     }
   }
-  // Adds the sums of the ranges that have n_blocks for this m_block.
+  // Adds the sums that have n_blocks for this m_block.
   TANDEM_DEVICE void sum_splits(const float4* sums) {
-    constexpr int kAtOnce = 4;  // ranges whose loads are in flight together
+    constexpr int kAtOnce = 4;  // sums whose loads are in flight together
 #pragma unroll
     for (float4& sum : x) sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
@@ -156,11 +156,9 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   if (threadIdx.x >= T.dkv_threads()) return;
   const int n_blocks = p.n_blocks * T.ctas();
   int n_block = n % n_blocks, head = n / n_blocks % p.heads_k, sequence = n / n_blocks / p.heads_k;
-  int of_part = p.m_splits, used = p.m_splits;  // sums of a part of the query heads; existing sums
   if constexpr (has_diagonal_parts(constant<T>)) {
     const int parted = count_parted_n_blocks(p);
     n_block = n % parted, head = n / parted % p.heads_k, sequence = n / parted / p.heads_k;
-    of_part = p.m_splits / p.head_parts, used = diagonal_parts_of(p).parts(n_block);
   } else if constexpr (T.has_unsplit_tiles()) {
     const NBlockWork tile = n_block_work_at<T>(p, p.unsplit_tiles + n / T.ctas() * p.m_splits);
     n_block = tile.n_block * T.ctas() + n % T.ctas(), head = tile.head_k, sequence = tile.sequence;
@@ -176,7 +174,7 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   float x[T.kSumFloats] = {};
 #pragma unroll 2
   for (int m_split_idx = 0; m_split_idx < parts; ++m_split_idx, from += T.dkv_floats() / 4) {
-    if (has_diagonal_parts(constant<T>) && m_split_idx % of_part >= used) continue;
+    if (has_diagonal_parts(constant<T>) && m_split_idx % p.dq_splits >= diagonal_parts_of(p).parts(n_block)) continue;
 #pragma unroll
     for (int r = 0; r < T.kSumFloats; r += 4) {
       const float4 more = from[r / 4 * 128];

@@ -27,6 +27,7 @@ struct BackwardSchedule {
   int n_blocks = 0;             // per sequence, an upper bound
   int m_splits = 1;             // parts of a split n_block; EntryId::postprocess sums them
   int unsplit_tiles = 0;        // tiles before the split n_blocks
+  int split_n_blocks = 0;       // n_blocks of all heads with m_splits
   int part_n_blocks = 0;        // n_blocks of a part (DiagonalParts); 0: others
   int head_parts = 1;           // parts of the query heads that share keys, with part_n_blocks
   int dq_splits = 1;            // separate sums of dq
@@ -35,8 +36,6 @@ struct BackwardSchedule {
   int spt_heads = 0;            // heads that start at the diagonal: see BackwardParams
   int l2_heads = 1;             // key heads whose n_blocks run together
   int grid = 0;
-
-  int split_n_blocks = 0;  // n_blocks of all heads with m_splits
 
   ChunkSizes chunk;  // dS in global memory
   int64_t ds_chunks = 0;

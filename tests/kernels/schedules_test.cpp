@@ -56,7 +56,7 @@ TEST(KernelsSchedules, WideHeads) {
   }
 }
 
-// Ranges of n_blocks with separate sums of dq: two, three with a short last one, and one n_block each.
+// n_blocks add to two or three sums of dq in turn, or each n_block has its own.
 TEST(KernelsSchedules, SplitsOfDq) {
   if (!is_hopper()) GTEST_SKIP();
   const char* const sizes[] = {

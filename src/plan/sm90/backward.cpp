@@ -151,12 +151,11 @@ void set_diagonal_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
                         RsParts* parts) {
   Sm90BackwardConfig& t = *config;
   constexpr int64_t kMostForcedTiles = 1 << 20;  // at most one part for each pair of n_blocks
-  const int64_t of_head = ceil_div(p.seqlen_k, t.tile_n());
-  const bool is_small = of_head < 1024 && of_head * of_head * p.heads_q * p.batch < kMostForcedTiles;
+  const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n());
+  const bool is_small = n_blocks < 1024 && n_blocks * n_blocks * p.heads_q * p.batch < kMostForcedTiles;
   const bool is_forced = tuning.part_n_blocks.value_or(0) > 0 && is_small;
   if (is_forced && may_use_spt(p, t) && !t.single_n_block && p.seqlen_k > 0) {
-    const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n()),
-                  length = std::min<int64_t>(*tuning.part_n_blocks, n_blocks);
+    const auto length = std::min<int64_t>(*tuning.part_n_blocks, n_blocks);
     const int64_t head_parts = tuning.head_parts.value_or(1), m_splits = head_parts * ceil_div(n_blocks, length);
     if (m_splits > 1 && p.group() % head_parts == 0)
       *parts = {

@@ -51,7 +51,7 @@ TEST(BackwardPlan, Launches) {
   }
   EXPECT_LE(end + plan::kWorkspaceAlignment - 1, plan.workspace_bytes);
   EXPECT_EQ(plan.regions.back().first_writer, 1);
-  // The sizes are a float32 dq for each range of n_blocks and 16 bytes per row, rounded up to whole tiles.
+  // The sizes are a float32 dq for each of its sums and 16 bytes per row, rounded up to whole tiles.
   const size_t rows = size_t{2} * 3 * 128, dq = plan.backward.dq_splits * 128 * sizeof(float);
   EXPECT_LE(plan.workspace_bytes, rows * (dq + 16) + 4 * 128 + plan::kWorkspaceAlignment);
 }

@@ -1,11 +1,10 @@
 #include "green_context.h"
 
-#include <dlfcn.h>
-
 #include <stdexcept>
 #include <string>
 #include <type_traits>
 
+#include "driver_function.h"
 #include "gpu/driver/api.h"
 #include "support/gpu.h"
 
@@ -21,8 +20,7 @@ struct alignas(16) Resource {
 
 template <class Function>
 Function find(const char* name) {
-  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-  void* function = library != nullptr ? dlsym(library, name) : nullptr;
+  void* const function = driver_function(name);
   if (function == nullptr) throw std::runtime_error(std::string("the driver has no ") + name);
   return reinterpret_cast<Function>(function);
 }

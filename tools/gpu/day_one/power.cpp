@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "base/text.h"
+#include "driver_function.h"
 
 namespace tandem::day_one {
 namespace {
@@ -50,10 +51,8 @@ std::string PowerMeter::average() const {
 std::string current_bus_id() {
   using Current = int (*)(int*);
   using BusId = int (*)(char*, int, int);
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) return "";
-  const auto current = reinterpret_cast<Current>(dlsym(driver, "cuCtxGetDevice"));
-  const auto bus_id = reinterpret_cast<BusId>(dlsym(driver, "cuDeviceGetPCIBusId"));
+  const auto current = reinterpret_cast<Current>(driver_function("cuCtxGetDevice"));
+  const auto bus_id = reinterpret_cast<BusId>(driver_function("cuDeviceGetPCIBusId"));
   char text[32] = {};
   int device = 0;
   if (current == nullptr || bus_id == nullptr || current(&device) != kSuccess ||

@@ -133,7 +133,8 @@ void consider_diagonal_parts(const Problem& p, const Sm90BackwardConfig& t, cons
   if (4 * p.seqlen_q > 5 * p.seqlen_k && !p.bottom_right) return;
   const RsSizes sizes(p, t, tuning.order);
   const int64_t n_blocks = sizes.n_blocks;
-  if (n_blocks * sizes.heads * p.group() > kH200Sms) return;  // enough tiles
+  const int64_t tiles_of_heads = n_blocks * sizes.heads * p.group();
+  if (tiles_of_heads == 0 || tiles_of_heads > kH200Sms) return;  // none, or enough
   double least = sizes.predict(*parts) * tuning.diagonal_worth;
   for (int64_t head_parts = 1; head_parts <= p.group(); ++head_parts) {
     if (p.group() % head_parts != 0) continue;

@@ -18,6 +18,8 @@ bool set(tandem::plan::Sm90Tuning& tuning, std::string_view name, int64_t value)
     backward.m_splits = static_cast<int>(value);
   } else if (name == "dq_splits") {
     backward.dq_splits = static_cast<int>(value);
+  } else if (name == "wraps") {
+    backward.wraps = value != 0;
   } else if (name == "tile_heads") {
     backward.tile_heads = static_cast<int>(value);
   } else if (name == "part_n_blocks") {

@@ -5,8 +5,8 @@
 
 Forward: each tile of kSm90OtherTiles and several numbers of splits of the keys. Backward, up to head_dim 128: splits of
 all n_blocks or of the last ones (m_splits, unsplit_tiles), sums of dq (dq_splits), l2_heads and spt. Causal masks also
-have DiagonalParts (part_n_blocks, head_parts). Wider heads: the n_blocks of a sum of dq (dq_sum_n_blocks), and the
-tiles of a chunk of dS (ds_chunk_tiles).
+have DiagonalParts (part_n_blocks, head_parts), and other calls have WrappedIterations (wraps). Wider heads: the
+n_blocks of a sum of dq (dq_sum_n_blocks), and the tiles of a chunk of dS (ds_chunk_tiles).
 --compile only compiles the kernels of a part of the problems; run several parts at once.
 """
 
@@ -30,7 +30,8 @@ DQ_SUM_N_BLOCKS = (128, 64, 32, 16, 8)
 DS_CHUNK_TILES, MAX_DS_BYTES = (264, 528, 1056, 4096), 1 << 30
 L2_HEADS = (2, 4, 8, 16)
 SMS = 132  # kH200Sms
-M_SPLITS, DQ_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8, 16)
+M_SPLITS, DQ_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 4, 8, 16, 32)
+WRAPPED_M_SPLITS = (1, 2, 3, 4, 5, 6, 8)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -82,6 +83,7 @@ def alternatives(cell) -> list[dict]:
             for m, dq, n in itertools.product(M_SPLITS[1:], (1, 4), (waves, waves - 1))
             if n > 0
         ]
+        found += [dict(m_splits=m, dq_splits=dq, wraps=1) for m, dq in itertools.product(WRAPPED_M_SPLITS, (2, 4))]
     grouped = [
         dict(spt=0, m_splits=1, dq_splits=dq, l2_heads=n)
         for dq, n in itertools.product(DQ_SPLITS, L2_HEADS)

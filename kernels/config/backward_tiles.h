@@ -68,6 +68,11 @@ TANDEM_HOST_DEVICE bool splits_dq(Config t) {
   return false;
 }
 template <class Config>
+TANDEM_HOST_DEVICE bool wraps(Config t) {
+  if constexpr (requires { t->wraps; }) return t->wraps;
+  return false;
+}
+template <class Config>
 TANDEM_HOST_DEVICE bool has_diagonal_parts(Config t) {
   if constexpr (requires { t->diagonal_parts(); }) return t->diagonal_parts();
   return false;
@@ -111,15 +116,75 @@ TANDEM_HOST_DEVICE int count_n_blocks(Config t, const BackwardParams& p, const S
   if (last < first || larger(0, keys.begin) >= end) return 0;
   return (end - 1) / t->tile_n() - first_n_block(t, p, s, m_block) + 1;
 }
-// The number of separate sums of dq: every dq_splits-th n_block adds to one, or each index of DiagonalParts has one.
+
+// Without a mask, the n_blocks of a head begin at evenly spaced iterations and wrap around. Every stride-th n_block
+// adds to the same two sums of dq: one before the wrap and one after it. n_blocks add from the last one to the first,
+// which is the order of tiles, so that a tile waits only for earlier tiles.
+struct WrappedIterations {
+  int n_blocks, iterations, stride;  // iterations: of a tile
+
+  TANDEM_HOST_DEVICE WrappedIterations(const BackwardParams& p, int of_tile)
+      : n_blocks(p.n_blocks), iterations(of_tile), stride(p.dq_splits / 2) {}
+  TANDEM_HOST_DEVICE int first(int n_block) const {
+    return static_cast<int>(static_cast<unsigned>(n_block) * iterations / n_blocks);
+  }
+  TANDEM_HOST_DEVICE int sum(int n_block, int iteration) const {
+    return 2 * (n_block % stride) + (iteration < first(n_block) ? 1 : 0);
+  }
+  // The number of n_blocks that add before this one to the same sum.
+  TANDEM_HOST_DEVICE int before(int n_block, int iteration) const {
+    const int all = begun(iteration);
+    return count_strided(n_block < all ? all : n_blocks, n_block % stride) - 1 - n_block / stride;
+  }
+  // The number of n_blocks that add to a sum in an iteration.
+  TANDEM_HOST_DEVICE int count(int iteration, int sum) const {
+    const int before_wrap = count_strided(begun(iteration), sum / 2);
+    return sum % 2 == 0 ? before_wrap : count_strided(n_blocks, sum / 2) - before_wrap;
+  }
+
+ private:
+  // The number of n_blocks that begin at this iteration or before.
+  TANDEM_HOST_DEVICE int begun(int iteration) const {
+    return static_cast<int>((static_cast<unsigned>(iteration + 1) * n_blocks + iterations - 1) / iterations);
+  }
+  // The number of n_blocks first, first + stride, ... below `end`.
+  TANDEM_HOST_DEVICE int count_strided(int end, int first_of_all) const {
+    return first_of_all < end ? (end - first_of_all + stride - 1) / stride : 0;
+  }
+};
+// The index of an iteration among the iterations of its tile, and their number, with wraps().
+struct WrappedPlace {
+  int index, iterations;
+
+  template <class Config>
+  TANDEM_HOST_DEVICE WrappedPlace(Config t, const BackwardParams& p, int head, int m_block) {
+    const int parts = t->m_split ? p.m_splits : 1, after = p.sequence_m_blocks - 1 - m_block;
+    int heads = p.heads_q / p.heads_k;
+    if (heads % parts == 0) {
+      heads /= parts;
+      index = after * heads + head % heads, iterations = p.sequence_m_blocks * heads;
+      return;
+    }
+    const int of_all = after * heads + head % heads, all = p.sequence_m_blocks * heads;
+    const int part = ((of_all + 1) * parts - 1) / all, first = all * part / parts;
+    index = of_all - first, iterations = all * (part + 1) / parts - first;
+  }
+};
+
+// The number of separate sums of dq. Every dq_splits-th n_block adds to the same sum, or each index of DiagonalParts
+// has one, or WrappedIterations have two for each stride.
 template <class Config>
 TANDEM_HOST_DEVICE int dq_splits(Config t, const BackwardParams& p) {
   return splits_dq(t) ? p.dq_splits : 1;
 }
 // The number of n_blocks that add to one of the sums of an m_block's dq.
 template <class Config>
-TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, int m_block,
-                                            int dq_split) {
+TANDEM_HOST_DEVICE int count_split_n_blocks(Config t, const BackwardParams& p, const SequenceCoords& s, int head,
+                                            int m_block, int dq_split) {
+  if (wraps(t)) {
+    const WrappedPlace place(t, p, head, m_block);
+    return WrappedIterations(p, place.iterations).count(place.index, dq_split);
+  }
   const int count = count_n_blocks(t, p, s, m_block);
   if (!splits_dq(t) || count == 0) return count;
   if (has_diagonal_parts(t)) return clamp(count - dq_split * p.part_n_blocks, 0, p.part_n_blocks);
@@ -216,9 +281,10 @@ TANDEM_HOST_DEVICE DiagonalParts diagonal_parts_of(const BackwardParams& p) { re
 TANDEM_HOST_DEVICE int count_parted_n_blocks(const BackwardParams& p) {
   return p.head_parts > 1 ? p.n_blocks : larger(p.n_blocks - p.part_n_blocks, 0);
 }
-// The sum of dq that a tile adds to: each DiagonalParts::Tile::index has its own.
-template <class Config>
-TANDEM_HOST_DEVICE int dq_split_of(Config t, const BackwardParams& p, const NBlockWork& tile) {
+// The sum of dq that a tile adds to in an iteration. place: only read with wraps().
+template <class Config, class Place>
+TANDEM_HOST_DEVICE int dq_split_of(Config t, const BackwardParams& p, const NBlockWork& tile, const Place& place) {
+  if (wraps(t)) return WrappedIterations(p, place.iterations).sum(tile.n_block, place.index);
   if (has_diagonal_parts(t)) return tile.m_split_idx % p.dq_splits;
   return splits_dq(t) ? tile.n_block % p.dq_splits : 0;
 }
@@ -305,7 +371,7 @@ TANDEM_HOST_DEVICE NBlockGroup n_block_group_at(Config t, const BackwardParams& 
     return {p.spt_heads * p.n_blocks, p.spt_heads, heads - p.spt_heads, false};
   }
   const int per_group = p.l2_heads * p.n_blocks, group = n / per_group, first_head = group * p.l2_heads;
-  return {group * per_group, first_head, smaller(heads - first_head, p.l2_heads), t->options.block_mask};
+  return {group * per_group, first_head, smaller(heads - first_head, p.l2_heads), t->options.block_mask || wraps(t)};
 }
 
 // The m_blocks whose queries see some keys of an n_block: from the first that sees it to the end.

@@ -26,6 +26,7 @@ struct Sm90BackwardConfig {
   bool single_n_block = false;        // one n_block: dq is complete and stored directly
   bool short_q = false;               // at most kShortQ queries per head, which alone add to dq
   bool dq_split = false;              // several sums of dq: BackwardParams::dq_splits
+  bool wraps = false;                 // n_blocks begin at different iterations: WrappedIterations
   bool split_q_heads = false;         // split by query heads, which accumulate dk and dv in order
   bool captured = false;              // computes gradients of tensors that score_mod reads
   bool captured_per_tile = false;     // also for tiles that read one element per tensor
@@ -92,7 +93,13 @@ struct Sm90BackwardConfig {
     return ds_gmem() ? 128 * warpgroups : dq_part_threads() * dq_semaphores();
   }
   constexpr int dq_pairs() const { return dq_columns() / 4; }
-  constexpr int postprocess_pairs() const { return dq_pairs(); }  // pairs per batch
+  constexpr int postprocess_pairs() const { return dq_split ? 8 : dq_pairs(); }  // pairs per batch
+  // Several sums of dq: a thread converts one batch. If the sums are many, groups of threads each add some of them.
+  constexpr int dq_sum_groups(int dq_splits) const { return dq_splits >= 8 && postprocess_threads() >= 128 ? 4 : 1; }
+  constexpr int postprocess_ctas(int dq_splits) const {  // per m_block
+    return dq_pairs() / postprocess_pairs() * dq_sum_groups(dq_splits);
+  }
+  constexpr int postprocess_sm_threads() const { return dq_split ? 768 : 0; }  // the least that an SM can run at once
   constexpr GradientPair dq_pair(int thread, int n) const {
     const int index = thread / dq_part_threads();
     const GradientPair at = fragment_pair(short_q ? thread % 32 : thread, n);
@@ -207,6 +214,8 @@ struct Sm90BackwardConfig {
     if (short_q && (!staged() || m_split || tile_m != 64)) return false;
     if (diagonal_parts() && (schedule != Schedule::rs || options.varlen || options.block_mask)) return false;
     if (dq_split && (schedule != Schedule::rs || (spt && !diagonal_parts()) || single_n_block || options.block_mask))
+      return false;
+    if (wraps && (!dq_split || short_q || options.varlen || options.bounded_right || options.bounded_left))
       return false;
     if (single_n_block && (cluster2() || options.block_mask || options.varlen || options.bounded_left || split_q_heads))
       return false;

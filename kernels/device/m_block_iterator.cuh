@@ -21,9 +21,25 @@ TANDEM_DEVICE NBlockGroup n_block_group_at(const BackwardParams& p, int n, int h
   return n_block_group_at(constant<T>, p, n, heads);
 }
 
+// The place among a tile's iterations, and the first one, where iterations wrap to.
+struct Wrap {
+  int index = 0, iterations = 0, head = 0, m_block = 0;
+
+  // Moves the steps from their first iteration to the iteration `to`.
+  template <class Steps>
+  TANDEM_DEVICE void start(Steps& steps, int to) {
+    index = to, iterations = steps.left, head = steps.head, m_block = steps.m_block;
+    const int beyond = steps.head - steps.first_head() + to;
+    steps.head = steps.first_head() + beyond % steps.heads(), steps.m_block -= beyond / steps.heads();
+  }
+  TANDEM_DEVICE void advance(int& head_now, int& m_block_now) {
+    if (++index == iterations) index = 0, head_now = head, m_block_now = m_block;
+  }
+};
+
 // The iterations of a tile: the m_blocks that see it, from last to first (or spt), each with all query heads that share
 // its keys. A CTA with few m_blocks then rarely waits for its turn to add dq. With a left bound all m_blocks of a head
-// come before the next head, so that fewer dq occupy the L2 cache.
+// come before the next head, so that fewer dq occupy the L2 cache. With T.wraps an n_block begins elsewhere.
 template <auto T>
 struct DenseMBlocks {
   int head, m_block, left;
@@ -37,6 +53,7 @@ struct DenseMBlocks {
     end_head_ = head + heads;
     left = heads * (m_end_ - m_begin_);
     if (T.m_split && !by_heads && left > 0) take_part(tile.m_split_idx, p.m_splits);
+    if constexpr (wraps(constant<T>)) wrap_.start(*this, WrappedIterations(p, left).first(tile.n_block));
   }
   TANDEM_DEVICE void advance() {
     --left;
@@ -44,13 +61,16 @@ struct DenseMBlocks {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == end_head_) head = first_head_, m_block += next_;
+      if constexpr (wraps(constant<T>)) wrap_.advance(head, m_block);
     }
   }
+  TANDEM_DEVICE const Wrap& wrap() const { return wrap_; }
   TANDEM_DEVICE int first_head() const { return first_head_; }
   TANDEM_DEVICE int heads() const { return end_head_ - first_head_; }
 
  private:
   int m_begin_, m_end_, first_head_, end_head_, next_ = -1;
+  [[maybe_unused]] Wrap wrap_;
 
   TANDEM_DEVICE void take_part(int part, int parts) {
     const i64 all = left;
@@ -104,6 +124,13 @@ struct SparseMBlocks {
 struct NoMBlocks {
   TANDEM_DEVICE NoMBlocks(const BackwardParams&, const NBlockWork&) {}
 };
+
+// The place of an iteration with T.wraps.
+template <auto T, class Steps>
+TANDEM_DEVICE Wrap wrap_of(const Steps& steps) {
+  if constexpr (wraps(constant<T>)) return steps.wrap();
+  return {};
+}
 
 template <auto T>
 using MBlockIterator = typename OneOf<T.options.block_mask, SparseMBlocks<T>, DenseMBlocks<T>>::Type;

@@ -61,6 +61,8 @@ TANDEM_DEVICE int count_n_blocks_before(const BackwardParams& p, const SequenceC
     if constexpr (has_diagonal_parts(constant<T>)) return (last_n_block - n_block) % p.part_n_blocks;
     return last_n_block - n_block;
   }
+  if constexpr (wraps(constant<T>))
+    return WrappedIterations(p, wrap_of<T>(step).iterations).before(n_block, wrap_of<T>(step).index);
   const int first = first_n_block<T>(p, s, step.m_block);
   return splits_dq(constant<T>) ? (n_block - first) / p.dq_splits : n_block - first;
 }

@@ -13,56 +13,80 @@ struct PostprocessAt {
   int head, block, m_block;
   bool nothing;
 };
+// The numbers that a thread converts: pairs from `begin` on of the main kernel's thread `thread`.
+struct PostprocessPairs {
+  int thread, begin;
+};
 
-// Converts dq of a (query head, m_block) with the threads that computed it: a batch of pairs per thread from `begin`
-// on. nothing: no key is visible to the m_block.
+// Converts dq of a (query head, m_block), a batch of pairs per thread.
 template <auto T>
 struct PostprocessDq {
   static constexpr int kPairs = T.postprocess_pairs(), kThreads = T.dq_part_threads();  // per part
   const BackwardParams& p;
   const SequenceCoords& s;
-  const int m_block, begin;
+  const int m_block;
+  const PostprocessPairs from;
   const i64 base;  // offset of the head's first query
   float4 x[kPairs / 2];
 
   TANDEM_DEVICE PostprocessDq(const BackwardParams& params, const SequenceCoords& sequence, const PostprocessAt& at,
-                              int first)
-      : p(params), s(sequence), m_block(at.m_block), begin(first), base(dq_row_at(p, s.batch, s.q_begin, at.head)) {
+                              const PostprocessPairs& pairs)
+      : p(params), s(sequence), m_block(at.m_block), from(pairs), base(dq_row_at(p, s.batch, s.q_begin, at.head)) {
     const float4* const sums = reinterpret_cast<const float4*>(p.dq_accum + static_cast<i64>(at.block) * T.dq_floats() +
-                                                               threadIdx.x / kThreads * (2 * kThreads * T.dq_pairs())) +
-                               begin / 2 * kThreads + threadIdx.x % kThreads;
+                                                               from.thread / kThreads * (2 * kThreads * T.dq_pairs())) +
+                               from.begin / 2 * kThreads + from.thread % kThreads;
     if constexpr (splits_dq(constant<T>)) {
-      sum_splits(sums);
+      sum_splits(sums, at.head);
     } else {
 #pragma unroll
       for (int n = 0; n < kPairs / 2; ++n) x[n] = at.nothing ? make_float4(0, 0, 0, 0) : sums[n * kThreads];
     }
   }
-  // Adds the sums that have n_blocks for this m_block.
-  TANDEM_DEVICE void sum_splits(const float4* sums) {
+  TANDEM_DEVICE void add(int n, const float4& more) {
+    x[n].x += more.x, x[n].y += more.y, x[n].z += more.z, x[n].w += more.w;
+  }
+  // Adds every groups-th of the sums that have n_blocks for this m_block, from the thread's group on.
+  TANDEM_DEVICE void sum_splits(const float4* sums, int head) {
     constexpr int kAtOnce = 4;  // sums whose loads are in flight together
+    const int groups = T.dq_sum_groups(p.dq_splits), group = threadIdx.x / (T.postprocess_threads() / groups);
 #pragma unroll
     for (float4& sum : x) sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
-    for (int first = 0; first < p.dq_splits; first += kAtOnce) {
+    for (int first = group; first < p.dq_splits; first += kAtOnce * groups) {
       bool has[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        has[i] = first + i < p.dq_splits && count_split_n_blocks(constant<T>, p, s, m_block, first + i) > 0;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int split = first + i * groups;
+        has[i] = split < p.dq_splits && count_split_n_blocks(constant<T>, p, s, head, m_block, split) > 0;
+      }
 #pragma unroll
       for (int n = 0; n < kPairs / 2; ++n) {
         float4 more[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          more[i] = has[i] ? sums[dq_block_at(constant<T>, p, 0, first + i) * (T.dq_floats() / 4) + n * kThreads]
-                           : make_float4(0, 0, 0, 0);
-#pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          if (!has[i]) continue;
-          x[n].x += more[i].x, x[n].y += more[i].y, x[n].z += more[i].z, x[n].w += more[i].w;
+          const i64 of_split = dq_block_at(constant<T>, p, 0, first + i * groups) * (T.dq_floats() / 4);
+          more[i] = has[i] ? sums[of_split + n * kThreads] : make_float4(0, 0, 0, 0);
         }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          if (has[i]) add(n, more[i]);
       }
     }
+  }
+  // Adds the sums of the CTA's groups in their order. Returns true for a thread that has the result.
+  TANDEM_DEVICE bool join_groups() {
+    const int groups = T.dq_sum_groups(p.dq_splits), of_group = T.postprocess_threads() / groups;
+    if (groups == 1) return true;
+    __shared__ float4 parts[kPairs / 2][T.postprocess_threads()];
+#pragma unroll
+    for (int n = 0; n < kPairs / 2; ++n) parts[n][threadIdx.x] = x[n];
+    __syncthreads();
+    if (threadIdx.x >= of_group) return false;
+#pragma unroll 1
+    for (int group = 1; group < groups; ++group)
+#pragma unroll
+      for (int n = 0; n < kPairs / 2; ++n) add(n, parts[n][group * of_group + threadIdx.x]);
+    return true;
   }
 
   TANDEM_DEVICE int query_of(const GradientPair& at) const { return m_block * T.tile_m + at.row; }
@@ -76,7 +100,7 @@ struct PostprocessDq {
   TANDEM_DEVICE void store_pairs() const {
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      const GradientPair at = T.dq_pair(threadIdx.x, begin + n);
+      const GradientPair at = T.dq_pair(from.thread, from.begin + n);
       const int query = query_of(at);
       if (at.column >= p.head_dim || query >= (p.accumulate ? s.q_len : s.q_rows)) continue;
       const float2 dq = pair(n, query);
@@ -93,8 +117,8 @@ struct PostprocessDq {
     for (int first = 0; first < kPairs; first += 4 * kRows) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const GradientPair at = kShared ? T.dq_pair(threadIdx.x & ~3, begin + first + 2 * (threadIdx.x & 3) + i)
-                                        : T.dq_pair(threadIdx.x, begin + first);
+        const GradientPair at = kShared ? T.dq_pair(from.thread & ~3, from.begin + first + 2 * (from.thread & 3) + i)
+                                        : T.dq_pair(from.thread, from.begin + first);
         const int query = query_of(at);
         u32 words[4];
 #pragma unroll
@@ -113,36 +137,48 @@ struct PostprocessDq {
 // kernel may still run: finished SMs convert meanwhile. The main kernel lets this kernel begin only if semaphores count
 // from zero.
 template <auto T>
-TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, int block, int m_block) {
-  const int* const semaphores = p.dq_semaphore + dq_semaphore_at(constant<T>, block, 0);
+TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& s, const PostprocessAt& at) {
+  const int* const semaphores = p.dq_semaphore + dq_semaphore_at(constant<T>, at.block, 0);
   if constexpr (T.options.block_mask) {
     grid_dependency_wait();
     return *semaphores == 0;
   }
-  if (threadIdx.x < T.dq_semaphores()) {
-    for (int split = 0; split < dq_splits(constant<T>, p); ++split) {
-      const int all = count_split_n_blocks(constant<T>, p, s, m_block, split);
-      const i64 at = dq_semaphore_at(constant<T>, dq_block_at(constant<T>, p, 0, split), threadIdx.x);
-      while (load_acquire(semaphores + at) != all) sleep(100);
-    }
+  for (int n = threadIdx.x; n < dq_splits(constant<T>, p) * T.dq_semaphores(); n += blockDim.x) {
+    const int split = n / T.dq_semaphores(), part = n % T.dq_semaphores();
+    const int all = count_split_n_blocks(constant<T>, p, s, at.head, at.m_block, split);
+    const i64 place = dq_semaphore_at(constant<T>, dq_block_at(constant<T>, p, 0, split), part);
+    while (load_acquire(semaphores + place) != all) sleep(100);
   }
   __syncthreads();
-  return count_n_blocks<T>(p, s, m_block) == 0;
+  return count_n_blocks<T>(p, s, at.m_block) == 0;
 }
 template <auto T>
-TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int block) {
-  const int head = block / p.m_blocks, sequence = sequence_at<T>(p, block % p.m_blocks);
+TANDEM_DEVICE int postprocess_ctas(const BackwardParams& p) {
+  if constexpr (splits_dq(constant<T>)) return T.postprocess_ctas(p.dq_splits);
+  return 1;
+}
+template <auto T>
+TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int cta) {
+  const int ctas = postprocess_ctas<T>(p), block = cta / ctas, sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
-  const int m_block = block % p.m_blocks - s.first_m_block;
-  const bool nothing = wait_for_sums<T>(p, s, block, m_block);
-#pragma unroll 1
-  for (int first = 0; first < T.dq_pairs(); first += T.postprocess_pairs()) {
-    const PostprocessDq<T> dq(p, s, {head, block, m_block, nothing}, first);
+  PostprocessAt at{block / p.m_blocks, block, block % p.m_blocks - s.first_m_block, false};
+  at.nothing = wait_for_sums<T>(p, s, at);
+  const auto store = [&](const PostprocessDq<T>& dq) {
     if (dq_has_chunks(p)) {
       dq.store_chunks();
     } else {
       dq.store_pairs();
     }
+  };
+  if constexpr (splits_dq(constant<T>)) {
+    const int of_group = T.postprocess_threads() / T.dq_sum_groups(p.dq_splits);
+    const int n = cta % ctas * of_group + threadIdx.x % of_group;
+    PostprocessDq<T> dq(p, s, at, {n % T.postprocess_threads(), n / T.postprocess_threads() * T.postprocess_pairs()});
+    if (dq.join_groups()) store(dq);
+  } else {
+#pragma unroll 1
+    for (int first = 0; first < T.dq_pairs(); first += T.postprocess_pairs())
+      store(PostprocessDq<T>(p, s, at, {static_cast<int>(threadIdx.x), first}));
   }
 }
 
@@ -196,12 +232,13 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   }
 }
 
-// One CTA for each (query head, m_block) if dq must be converted, and for each part of an n_block's dk and dv. The
-// first CTA waits for the main kernel, so that this kernel does not end before it.
+// postprocess_ctas() CTAs for each (query head, m_block) if dq must be converted, and one for each part of an n_block's
+// dk and dv. The first CTA waits for the main kernel, so that this kernel does not end before it.
 template <auto T>
 TANDEM_DEVICE void bwd_postprocess(const BackwardParams& p) {
   launch_dependents();
-  const int of_dq = p.dq && !single_n_block<T>() && !ds_gmem<T>() ? p.heads_q * p.m_blocks : 0, block = blockIdx.x;
+  const bool converts_dq = p.dq && !single_n_block<T>() && !ds_gmem<T>();
+  const int of_dq = converts_dq ? p.heads_q * p.m_blocks * postprocess_ctas<T>(p) : 0, block = blockIdx.x;
   if constexpr (!ds_gmem<T>()) {
     if (!T.m_split || block < of_dq) {
       postprocess_dq<T>(p, block);

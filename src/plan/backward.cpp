@@ -188,8 +188,9 @@ void add_launches(const Problem& p, const BackwardSchedule& t, uint32_t blocks, 
     if (has_main(p, t)) plan->repeat = {plan->launches.size() - 2, plan->launches.size(), t.ds_chunks};
   }
   const auto threads = static_cast<uint32_t>(t.tile.postprocess_threads);
+  const uint32_t dq_ctas = t.dq_splits > 1 ? t.tile.for_hopper().postprocess_ctas(t.dq_splits) : 1;
   const bool accumulates_dkv = t.m_splits > 1 && (p.dk || p.dv);
-  const uint32_t converted = (p.dq && !t.tile.single_n_block && !t.tile.ds_gmem ? blocks : 0) +
+  const uint32_t converted = (p.dq && !t.tile.single_n_block && !t.tile.ds_gmem ? blocks * dq_ctas : 0) +
                              (accumulates_dkv ? t.tile.ctas * t.split_n_blocks * t.tile.dkv_accum_ctas : 0);
   if (converted > 0) {
     plan->launches.push_back({.kernel = kPrepostKernel,

@@ -104,6 +104,7 @@ constexpr void own_fields(T& t, Visit&& visit) {
   visit(Field{"single_n_block", kFlag, "_single_n_block"}, t.single_n_block);
   visit(Field{"short_q", kFlag, "_short_q"}, t.short_q);
   visit(Field{"dq_split", kFlag, "_dq_split"}, t.dq_split);
+  visit(Field{"wraps", kFlag, "_wraps"}, t.wraps);
   visit(Field{"split_q_heads", kFlag, "_split_q_heads"}, t.split_q_heads);
   visit(Field{"captured", kFlag, "_captured"}, t.captured);
   visit(Field{"captured_per_tile", kFlag, "_captured_per_tile"}, t.captured_per_tile);

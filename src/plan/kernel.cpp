@@ -123,6 +123,7 @@ struct CompanionEntry {
   const char* name;
   uint32_t threads;
   int shared_bytes = 0;
+  uint32_t sm_threads = 0;  // the least threads that an SM can run at once
 };
 template <class Forward>
 FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const Forward& t, Unit) {
@@ -144,7 +145,8 @@ FixedVector<CompanionEntry, kMaxEntries - 1> companion_entries(const T& t, Unit 
   const auto threads = static_cast<uint32_t>(t.score_threads());
   if (unit == Unit::prepost) {
     entries.push_back({EntryId::preprocess, "bwd_preprocess", T::kPreprocessThreads});
-    entries.push_back({EntryId::postprocess, "bwd_postprocess", static_cast<uint32_t>(t.postprocess_threads())});
+    entries.push_back({EntryId::postprocess, "bwd_postprocess", static_cast<uint32_t>(t.postprocess_threads()), 0,
+                       static_cast<uint32_t>(t.postprocess_sm_threads())});
     entries.push_back({EntryId::dsink, "dsink", 32});
     return entries;
   }
@@ -227,13 +229,15 @@ std::string translation_unit(const Configuration& configuration, const std::stri
         const std::string prologue = unit == Unit::prepost ? "" : prologue_of(t);
         std::string text = str_cat(prologue, "#include \"", header, "\"\n\n", functions, "constexpr ",
                                    source.configuration, " kConfig", initialiser_of(t), ";\n\n");
-        const auto add = [&](const char* name, const std::string& attributes, const std::string& threads) {
-          text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", 1) ", name,
-                          "(const __grid_constant__ ", more, source.parameter, " p) {\n  ", name, "<kConfig>(p);\n}\n");
+        const auto add = [&](const char* name, const std::string& attributes, const std::string& threads,
+                             uint32_t sm_ctas) {
+          text += str_cat("extern \"C\" __global__ void ", attributes, "__launch_bounds__(", threads, ", ", sm_ctas,
+                          ") ", name, "(const __grid_constant__ ", more, source.parameter, " p) {\n  ", name,
+                          "<kConfig>(p);\n}\n");
         };
-        if (unit == Unit::main) add(source.pass, cluster, "kConfig.threads()");
+        if (unit == Unit::main) add(source.pass, cluster, "kConfig.threads()", 1);
         for (const CompanionEntry& entry : companion_entries(t, unit))
-          add(entry.name, "", std::to_string(entry.threads));
+          add(entry.name, "", std::to_string(entry.threads), std::max(entry.sm_threads / entry.threads, uint32_t{1}));
         return text;
       },
       configuration);

@@ -80,6 +80,30 @@ TEST(KernelsSchedules, SplitsOfDq) {
   }
 }
 
+// n_blocks are fewer or more than the iterations of a tile, which are whole or parts of query heads or of iterations.
+// With two SMs the order of tiles decides who waits.
+TEST(KernelsSchedules, WrappedIterations) {
+  if (!is_hopper()) GTEST_SKIP();
+  const char* const sizes[] = {
+      "--seqlen-q 700 --seqlen-k 600 --heads-q 4 --heads-k 2 --batch 2",
+      "--seqlen-q 300 --seqlen-k 900 --heads-q 3 --heads-k 3 --sm-limit 2",
+      "--seqlen-q 400 --seqlen-k 530 --heads-q 6 --heads-k 2 --float32 g --accumulate 1",
+      "--seqlen-q 500 --seqlen-k 300 --heads-q 2 --heads-k 1 --dropout 0.3 --bias same --bias-shape 1hij",
+  };
+  for (const char* dims : {"--head-dim 64 --head-dim-v 64 ", "--head-dim 96 --head-dim-v 128 "}) {
+    for (const int m_splits : {1, 2, 3}) {
+      plan::Tuning tuning;
+      tuning.sm90.backward.wraps = true;
+      tuning.sm90.backward.m_splits = m_splits;
+      tuning.sm90.backward.dq_splits = m_splits == 2 ? 4 : 2;
+      const std::vector<std::string> cases = with_prefix(kQkv + dims, sizes);
+      for (const std::string& flags : cases)
+        EXPECT_TRUE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.for_hopper().wraps) << flags;
+      expect_good_with(tuning, cases);
+    }
+  }
+}
+
 // The first tiles are whole, and the last n_blocks are split: by query heads, by iterations, and in separate sums of
 // dq.
 TEST(KernelsSchedules, SplitsOfTheLastTiles) {

@@ -41,7 +41,7 @@ TANDEM_DEVICE void dq_accumulate_warp(const BackwardParams& p, SharedStorage<T>&
         u64* const dq_slot_full = &s.dq_slot_full[part][step % T.dq_threads()];
         const u32 parity = step / T.dq_threads() & 1;
         const i64 at = dq_block_at(constant<T>, p, m_block_at(p, sequence, steps.head, steps.m_block),
-                                   dq_split_of(constant<T>, p, tile));
+                                   dq_split_of(constant<T>, p, tile, wrap_of<T>(steps)));
         const int of_all = cta_rank<T>() * T.dq_parts() + part;
         int* const semaphore = p.dq_semaphore + dq_semaphore_at(constant<T>, at, of_all);
         if constexpr (T.single_n_block) {

@@ -21,7 +21,7 @@ TANDEM_DEVICE void apply_mask(float (&scores)[T.score_queries() / 2], const Warp
 #pragma unroll
   for (int r = 0; r < T.score_queries() / 2; ++r) {
     const QueryRange& by = seen[row_of(r)];
-    const int query = tile.query_of(m_block, r);
+    const int query = kHasBand<T> ? tile.query_of(m_block, r) : 0;
     if (query < by.begin || (T.options.bounded_left && query >= by.end)) scores[r] = -kInfinity;
   }
 }

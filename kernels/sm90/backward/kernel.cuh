@@ -39,8 +39,11 @@ TANDEM_DEVICE void backward(const BackwardParams& p) {
   static_assert(sizeof(SharedStorage<T>) <= T.smem_bytes());
   static_assert(T.fits());
   if (threadIdx.x == 0) {
-    for (const TensorMap* map : {&p.k, &p.v}) prefetch_tensor_map(map);
+    for (const TensorMap* map : {&p.k, &p.v, &p.q, &p.dout}) prefetch_tensor_map(map);
     init_barriers<T>(s);
+    // The first tile is known later. This computation of another tile loads the parameters into the constant cache.
+    if constexpr (T.schedule == Sm90BackwardConfig::Schedule::rs && !T.options.varlen && !T.options.block_mask)
+      s.tile = n_block_work_at<T>(p, static_cast<int>(blockIdx.x));
     fence_mbarrier_init();
     fence_proxy_async();
   }

@@ -57,11 +57,15 @@ TANDEM_DEVICE void compute(const BackwardParams& p, SharedStorage<T>& s, int ind
     mainloop(tile, rings, steps, dk, dv, last_dq);
     const KeyEpilogue<T> epilogue(p, s, tile.sequence, index);
     release_kv<T>(s, index);
+    const auto add_last_dq = [&](bool now) {
+      if constexpr (T.schedule == Sm90BackwardConfig::Schedule::rs) {
+        if (now && warp_any(steps.count > 0)) accumulate_dq(last_dq, tile, rings.steps - 1);
+      }
+    };
+    // The last dq is added after the epilogue if its turn comes late. The next tile's keys load meanwhile.
+    add_last_dq(T.wraps);
     epilogue.template store<false>(dv);
     epilogue.template store<true>(dk);
-    // The last dq is added after the epilogue, because its turn comes late, and the next tile's keys load meanwhile.
-    if constexpr (T.schedule == Sm90BackwardConfig::Schedule::rs) {
-      if (warp_any(steps.count > 0)) accumulate_dq(last_dq, tile, rings.steps - 1);
-    }
+    add_last_dq(!T.wraps);
   }
 }

@@ -15,6 +15,10 @@
 template <Sm90BackwardConfig T>
 constexpr bool kKnowsHead = T.has_score_mod() || T.options.dropout;
 
+// True if the visible keys depend on the query. If not, the loop of an MMA warpgroup need not know its m_block.
+template <Sm90BackwardConfig T>
+constexpr bool kHasBand = T.options.bounded_left || T.options.bounded_right;
+
 // Constants of all tiles: the indices of the warpgroup and of the thread.
 template <Sm90BackwardConfig T>
 struct WarpgroupThread {
@@ -65,10 +69,16 @@ struct WarpgroupSteps {
     count = heads_ * (m_end_ - m_begin_);
     if constexpr (T.options.block_mask) {
       count = warp_uniform(listed_.left), m_block = warp_uniform(listed_.m_block), head = warp_uniform(listed_.head);
-    } else if constexpr (T.m_split) {
+    } else if constexpr (T.m_split || T.wraps) {
       const MBlockIterator<T> part(p, tile);
       m_block = warp_uniform(part.m_block), count = warp_uniform(part.left), heads_ = warp_uniform(part.heads());
-      head = warp_uniform(part.head), first_head_ = warp_uniform(part.first_head());
+      first_head_ = kKnowsHead<T> ? warp_uniform(part.first_head()) : 0;
+      const int from = first_head_ - part.first_head();
+      head = warp_uniform(part.head + from);
+      if (T.wraps) {
+        const Wrap& wrap = part.wrap();
+        wrap_ = {warp_uniform(wrap.index), count, warp_uniform(wrap.head + from), warp_uniform(wrap.m_block)};
+      }
     }
   }
   TANDEM_DEVICE void advance() {
@@ -83,12 +93,14 @@ struct WarpgroupSteps {
       if (--m_block < m_begin_) m_block = m_end_ - 1, ++head;
     } else {
       if (++head == first_head_ + heads_) head = first_head_, --m_block;
+      if (T.wraps) wrap_.advance(head, m_block);
     }
   }
 
  private:
   int m_begin_, m_end_, heads_, first_head_;
   [[maybe_unused]] int next_ = -1;  // m_block
+  [[maybe_unused]] Wrap wrap_;
   [[maybe_unused]] SparseOrNone<T> listed_;
 };
 
@@ -147,6 +159,7 @@ struct WarpgroupTile {
     return range;
   }
   TANDEM_DEVICE bool is_masked(int m_block) const {
+    if (!kHasBand<T>) return warp_any(unmasked_begin > 0);
     return warp_any(m_block < unmasked_begin || (T.options.bounded_left && m_block >= unmasked_end));
   }
 

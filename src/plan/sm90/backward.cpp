@@ -186,9 +186,13 @@ RsParts select_rs_parts(const Problem& p, const Sm90BackwardTuning& tuning, Sm90
   if (tuning.m_splits) parts.m_splits = *tuning.m_splits;
   const bool may_split_dq = !t.spt && !t.single_n_block && !t.options.block_mask && !p.batch_invariant;
   if (tuning.m_splits || tuning.unsplit_tiles) parts.unsplit_tiles = tuning.unsplit_tiles.value_or(0);
-  if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits;
+  if (tuning.dq_splits) parts.dq_splits = *tuning.dq_splits, parts.wraps = false;
+  if (tuning.wraps) parts.wraps = *tuning.wraps;
+  const bool is_whole = parts.m_splits == 1 || parts.unsplit_tiles == 0;
+  parts.wraps = parts.wraps && is_whole && may_wrap(p, t);
   const int64_t n_blocks = std::max<int64_t>(ceil_div(p.seqlen_k, t.tile_n()), 1);
   parts.dq_splits = may_split_dq ? std::min(parts.dq_splits, n_blocks) : 1;
+  if (parts.wraps) parts.dq_splits = std::max<int64_t>(parts.dq_splits / 2 * 2, 2);
   return parts;
 }
 
@@ -226,6 +230,7 @@ void select_sm90_backward(const Problem& p, const Sm90BackwardTuning& tuning, Ba
   if (t.split_q_heads) parts.m_splits = count_head_splits(p, schedule->chunk);
   t.m_split = parts.m_splits > 1;
   t.dq_split = parts.dq_splits > 1;
+  t.wraps = parts.wraps;
   t.store_from_registers = stores_from_registers(p) && t.has_unsplit_tiles();
   t.captured = wants_captured(p);
   t.captured_per_tile = captured_per_tile(p) && !t.shared_p();

@@ -26,6 +26,12 @@ struct Visible {
 
 constexpr auto kSms = static_cast<double>(kH200Sms);
 
+const Sm90BackwardTimes& times_of(const Problem& p, const Sm90BackwardConfig& t) {
+  const bool is_narrow = t.head_dim <= 64 && t.head_dim_v <= 64;
+  if (needs_right_mask(p)) return is_narrow ? kSm90CausalTimes64 : kSm90CausalTimes128;
+  return is_narrow ? kSm90FullTimes64 : kSm90FullTimes128;
+}
+
 // The sizes that a prediction depends on, and the predicted microseconds of parts.
 struct RsSizes {
   const Problem& p;
@@ -38,7 +44,7 @@ struct RsSizes {
   RsSizes(const Problem& problem, const Sm90BackwardConfig& t, const BackwardOrderTuning& order_tuning)
       : p(problem),
         config(t),
-        times(t.head_dim > 64 || t.head_dim_v > 64 ? kSm90Times128 : kSm90Times64),
+        times(times_of(problem, t)),
         order(order_tuning),
         n_blocks(ceil_div(p.seqlen_k, t.tile_n())),
         iterations(p.group() * ceil_div(p.seqlen_q, t.tile_m)),
@@ -54,16 +60,20 @@ struct RsSizes {
     return ceil_div(all, ceil_div(all, together));  // groups of nearly one size
   }
 
+  // In many waves other tiles run while an n_block waits.
+  bool is_few() const { return n_blocks * heads <= 4 * kH200Sms; }
+
   double iteration() const {
     return config.head_dim > 64 && p.head_dim < config.head_dim ? times.narrow_iteration : times.iteration;
   }
 
   // Without a mask tiles are equal: whole waves.
-  double time_of_equal_tiles(const RsParts& parts, double tiles, double of_part) const {
-    double time = std::ceil(tiles / kSms) * (times.tile + of_part);
+  double time_of_equal_tiles(const RsParts& parts, double tiles, double one_iteration) const {
+    const auto of_part = static_cast<double>(ceil_div(iterations, parts.m_splits));
+    double time = std::ceil(tiles / kSms) * (times.tile + of_part * one_iteration);
     if (parts.unsplit_tiles > 0) {
       const auto unsplit = static_cast<double>(parts.unsplit_tiles);
-      time += std::ceil(unsplit / kSms) * (times.tile + static_cast<double>(iterations) * iteration());
+      time += std::ceil(unsplit / kSms) * (times.tile + static_cast<double>(iterations) * one_iteration);
     }
     return time;
   }
@@ -91,6 +101,7 @@ struct RsSizes {
   }
 
   double predict(const RsParts& parts) const {
+    if (parts.wraps) return predict_wrapped(parts);
     const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
     const double of_part = static_cast<double>(ceil_div(iterations, parts.m_splits)) * iteration();
     // The n_blocks of a sum that run at once add their first dq one after the other.
@@ -98,12 +109,24 @@ struct RsSizes {
     const double sums = static_cast<double>(parts.dq_splits), all = static_cast<double>(n_blocks);
     const double together = std::min(all, std::max(kSms / static_cast<double>(of_first * heads_together()), 1.0));
     const double wait = together / sums * times.dq_wait;
-    double time = visible.all() ? time_of_equal_tiles(parts, static_cast<double>(tiles), of_part) + wait
+    const double full_iteration = iteration() + (is_few() && together > sums ? times.shared_wait : 0);
+    double time = visible.all() ? time_of_equal_tiles(parts, static_cast<double>(tiles), full_iteration) + wait
                                 : time_of_triangle(static_cast<double>(tiles), of_part, wait, together) +
                                       wait * visible.full * times.full_wait;
     // All n_blocks that every query sees add to each m_block, one after the other.
     time = std::max(time, visible.full * all / sums * times.dq_addition);
     return times.launch + time + time_of_sums(tiles, parts.m_splits, parts.dq_splits);
+  }
+
+  // WrappedIterations: n_blocks of a sum that begin together wait for each other.
+  double predict_wrapped(const RsParts& parts) const {
+    const int64_t tiles = n_blocks * heads * parts.m_splits, of_part = ceil_div(iterations, parts.m_splits);
+    const int64_t stride = parts.dq_splits / 2, together = ceil_div(n_blocks, of_part * stride);
+    const double wait = static_cast<double>(together - 1) * times.dq_wait +
+                        static_cast<double>(std::min(of_part, kWrappedWaits)) * times.wrapped_wait;
+    const double time = time_of_equal_tiles(parts, static_cast<double>(tiles), iteration()) + wait;
+    const double chain = static_cast<double>(n_blocks) / static_cast<double>(stride) * times.dq_addition;
+    return times.launch + std::max(time, chain) + time_of_sums(tiles, parts.m_splits, parts.dq_splits);
   }
 
   // DiagonalParts of up to 1.5 waves of tiles, the shortest tiles first.
@@ -124,6 +147,15 @@ struct RsSizes {
 };
 
 }  // namespace
+
+bool may_wrap(const Problem& p, const Sm90BackwardConfig& t) {
+  if (t.options.varlen || t.options.block_mask || t.options.bounded_left || t.options.bounded_right) return false;
+  if (t.schedule != Sm90BackwardConfig::Schedule::rs || t.single_n_block || t.short_q || p.batch_invariant)
+    return false;
+  if (wants_captured(p)) return false;  // registers do not suffice
+  const int64_t n_blocks = ceil_div(p.seqlen_k, t.tile_n()), iterations = p.group() * ceil_div(p.seqlen_q, t.tile_m);
+  return n_blocks > 1 && iterations > 0 && (iterations + 1) * (n_blocks + 1) < (int64_t{1} << 27);
+}
 
 bool has_many_full_n_blocks(const Problem& p) { return 4 * p.seqlen_k > 5 * p.seqlen_q; }
 
@@ -163,12 +195,18 @@ RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm9
   const int64_t dq_bytes = 4 * p.batch * p.heads_q * p.seqlen_q * t.head_dim;
   double least = sizes.predict(best);
   const auto consider = [&](RsParts parts) {
-    for (parts.dq_splits = 1; parts.dq_splits <= 16; parts.dq_splits *= 2) {
+    for (parts.dq_splits = 1; parts.dq_splits <= tuning.max_dq_splits; parts.dq_splits *= 2) {
       if (parts.dq_splits > 1 && (t.options.block_mask || parts.dq_splits > sizes.n_blocks ||
                                   parts.dq_splits * dq_bytes > tuning.max_dq_split_bytes))
         break;
       const double time = sizes.predict(parts);
       if (time < least) best = parts, least = time;
+    }
+    if (parts.unsplit_tiles > 0 || !sizes.is_few() || !may_wrap(p, t)) return;
+    parts.wraps = true;
+    for (parts.dq_splits = 2; parts.dq_splits <= 4; parts.dq_splits *= 2) {
+      const double time = sizes.predict(parts);
+      if (time < least && parts.dq_splits * dq_bytes <= tuning.max_dq_split_bytes) best = parts, least = time;
     }
   };
   for (int64_t m_splits = 1; m_splits <= std::max<int64_t>(most_m, 1); ++m_splits)

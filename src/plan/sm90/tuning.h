@@ -139,15 +139,23 @@ struct Sm90BackwardTimes {
   double dq_wait;                      // until the next n_block may add its first dq
   // Such waits with many n_blocks that every query sees, relative to dq_wait.
   double full_wait;
-  double dq_addition;             // until the next n_block may add to an m_block
+  double dq_addition;  // until the next n_block may add to an m_block
+  // Further waits of an iteration: of the first ones of WrappedIterations; of others whose n_blocks share a sum of dq.
+  double wrapped_wait, shared_wait;
   double tail;                    // after two waves, relative to the longest tile
   double m_split, byte_rate;      // sums of dk and dv; their bytes per microsecond
   double dq_split, dq_byte_rate;  // the same for a sum of dq
 };
-inline constexpr Sm90BackwardTimes kSm90Times64{3.7, 4,    2.3,  2.38,   2.38, 1.57, 0.66,
-                                                1.6, 0.07, 0.94, 13.9e6, 0.54, 12e6};
-inline constexpr Sm90BackwardTimes kSm90Times128{1, 8,     2.44, 1.93,  1.775, 0.71,  1.6,
-                                                 3, 0.117, 3.6,  4.5e6, 0.375, 12.4e6};
+// Without a mask, and with a causal mask.
+inline constexpr Sm90BackwardTimes kSm90FullTimes64{3.7,  4,    0, 2.21, 2.21, 1.26, 1,  2.23,
+                                                    0.46, 0.07, 0, 0.3,  8e6,  0.15, 7e6};
+inline constexpr Sm90BackwardTimes kSm90FullTimes128{4.6,  3.9,  0, 1.95, 1.9,   1.35, 1,   1.72,
+                                                     0.27, 0.05, 0, 0.58, 4.8e6, 0.15, 10e6};
+inline constexpr Sm90BackwardTimes kSm90CausalTimes64{3.7, 4, 2.3,  2.38, 2.38,   1.57, 0.66, 1.6,
+                                                      0,   0, 0.07, 0.94, 13.9e6, 0.3,  12e6};
+inline constexpr Sm90BackwardTimes kSm90CausalTimes128{1, 8, 2.44,  1.93, 1.775, 0.71, 1.6,   3,
+                                                       0, 0, 0.117, 3.6,  4.5e6, 0.2,  12.4e6};
+inline constexpr int64_t kWrappedWaits = 20;  // iterations
 
 // Microseconds of the kernel that computes dq from dS, measured on an H200 at head_dim 256. keys: 64 keys of a sum.
 // sum: a sum that waits for the earlier sum. bytes: a CTA's share of the memory's time for a further sum.
@@ -175,7 +183,7 @@ inline constexpr int kSm90DsChunkTiles[] = {132, 264, 396, 528, 660, 792, 924, 1
 struct Sm90BackwardTuning {
   // Limits of m_splits: the least iterations of a part, and the most parts. Without a prediction query heads are split
   // up to some waves of tiles.
-  int64_t min_split_iterations = 2, max_m_splits = 16, head_split_waves = 3;
+  int64_t min_split_iterations = 2, max_m_splits = 16, max_dq_splits = 32, head_split_waves = 3;
   int64_t max_dq_sums = 16;      // dS in global memory
   double worth = 0.96;           // the largest share of the time for more sums of dq
   double diagonal_worth = 0.97;  // the same for DiagonalParts
@@ -184,7 +192,7 @@ struct Sm90BackwardTuning {
   // for head_dim 256 without grouped heads. Grouped heads need long tiles to hide the accumulation of dk and dv.
   int64_t spt_l2_bytes = 32 << 20, spt_wide_l2_bytes = 16 << 20;
   int64_t spt_min_grouped_seqlen = 4096, spt_min_grouped_ctas = kH200Sms;
-  int64_t spt_min_grouped_waves = 16, spt_min_short_seqlen = 16384;  // schedule rs
+  int64_t spt_min_grouped_waves = 16, spt_min_short_seqlen = 7168;  // schedule rs
 
   // dS in global memory: bytes of dS per element of a float32 gradient. With these numbers of m_blocks and of tiles, a
   // tile iterates over two query heads.
@@ -201,7 +209,7 @@ struct Sm90BackwardTuning {
   std::optional<Sm90BackwardConfig::Schedule> schedule;
   std::optional<int64_t> ds_chunk_tiles;
   std::optional<int> tile_heads, m_splits, dq_splits, dq_sum_n_blocks, unsplit_tiles, part_n_blocks, head_parts;
-  std::optional<bool> spt;
+  std::optional<bool> spt, wraps;
 };
 
 struct Sm90Tuning {

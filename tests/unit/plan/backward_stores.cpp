@@ -215,7 +215,7 @@ class BackwardStores {
       return;
     }
     if constexpr (requires { t->dq_parts(); }) {
-      const int split = dq_split_of(t, p, tile);
+      const int split = dq_split_of(t, p, tile, WrappedPlace(t, p, head, m_block));
       at = dq_block_at(t, p, at, split);
       for (int part = 0; part < t->dq_semaphores(); ++part) {
         ranges_.store("workspace.dq_semaphore", p.dq_semaphore, dq_semaphore_at(t, at, part) * kInt, kInt);

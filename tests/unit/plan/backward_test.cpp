@@ -34,7 +34,8 @@ TEST(BackwardPlan, Launches) {
   EXPECT_EQ(plan.launches[1].shared_bytes, static_cast<uint32_t>(t.tile.smem_bytes));
   EXPECT_EQ(plan.launches[2].kernel, plan::kPrepostKernel);
   EXPECT_EQ(plan.launches[2].entry, plan::EntryId::postprocess);
-  EXPECT_EQ(plan.launches[2].grid, plan.launches[0].grid / 2);
+  const int ctas = t.dq_splits > 1 ? t.tile.for_hopper().postprocess_ctas(t.dq_splits) : 1;
+  EXPECT_EQ(plan.launches[2].grid, 2u * 3 * 2 * ctas);
 
   // With a limit, a launch must not begin early, because it would wait on multiprocessors reserved for other work.
   Problem limited = p;

@@ -184,7 +184,7 @@ TEST(PlanReasons, ReportTheBackward) {
   ASSERT_EQ(launches.size(), 3u);
   EXPECT_EQ(launches[0], "bwd_preprocess: 80 blocks of 256 threads");
   EXPECT_EQ(launches[1].find("backward: 48 blocks of 384 threads, "), 0u);
-  EXPECT_EQ(launches[2], "bwd_postprocess: 88 blocks of 256 threads, may begin before the previous launch has ended");
+  EXPECT_EQ(launches[2], "bwd_postprocess: 128 blocks of 256 threads, may begin before the previous launch has ended");
 }
 
 TEST(PlanReasons, SayThatWideGradientsAreApart) {

@@ -107,6 +107,7 @@ plan::Tuning random_tuning(Random& r) {
   t.ds_bytes_per_gradient = r.between(0, 12);
   if (r.chance(0.7)) t.min_ds_bytes = 0;
   if (r.chance(0.5)) t.dq_splits = static_cast<int>(r.between(1, 20));
+  if (r.chance(0.3)) t.wraps = true;
   if (r.chance(0.5))
     t.part_n_blocks = static_cast<int>(r.between(0, 9)), t.head_parts = static_cast<int>(r.between(1, 2));
   t.two_head_tile_min_tiles = r.chance(0.7) ? 0 : 330;

@@ -40,6 +40,7 @@ struct RsSizes {
   const BackwardOrderTuning& order;
   int64_t n_blocks, iterations, heads;  // iterations: of an n_block that every query sees
   Visible visible;
+  int64_t heads_together;  // key heads that run at once; see choose_l2_heads()
 
   RsSizes(const Problem& problem, const Sm90BackwardConfig& t, const BackwardOrderTuning& order_tuning)
       : p(problem),
@@ -49,10 +50,10 @@ struct RsSizes {
         n_blocks(ceil_div(p.seqlen_k, t.tile_n())),
         iterations(p.group() * ceil_div(p.seqlen_q, t.tile_m)),
         heads(p.batch * p.heads_k),
-        visible(p) {}
+        visible(p),
+        heads_together(count_heads_together()) {}
 
-  // The number of key heads that run at once, about as choose_l2_heads() has it.
-  int64_t heads_together() const {
+  int64_t count_heads_together() const {
     const int64_t all = std::max<int64_t>(heads, 1);
     if (!visible.all()) return std::min(all, 2 * order.min_causal_heads);
     const int64_t most = std::max(full_l2_heads(p, config.head_dim, config.head_dim_v, order), int64_t{2});
@@ -107,7 +108,7 @@ struct RsSizes {
     // The n_blocks of a sum that run at once add their first dq one after the other.
     const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
     const double sums = static_cast<double>(parts.dq_splits), all = static_cast<double>(n_blocks);
-    const double together = std::min(all, std::max(kSms / static_cast<double>(of_first * heads_together()), 1.0));
+    const double together = std::min(all, std::max(kSms / static_cast<double>(of_first * heads_together), 1.0));
     const double wait = together / sums * times.dq_wait;
     const double full_iteration = iteration() + (is_few() && together > sums ? times.shared_wait : 0);
     double time = visible.all() ? time_of_equal_tiles(parts, static_cast<double>(tiles), full_iteration) + wait
@@ -209,11 +210,14 @@ RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm9
       if (time < least && parts.dq_splits * dq_bytes <= tuning.max_dq_split_bytes) best = parts, least = time;
     }
   };
-  for (int64_t m_splits = 1; m_splits <= std::max<int64_t>(most_m, 1); ++m_splits)
+  // Without a mask, more parts than a few waves of tiles take longer.
+  const int64_t tiles = sizes.n_blocks * sizes.heads, waves_of_parts = 2 * tiles > kH200Sms ? 5 : 3;
+  const int64_t fitting =
+      is_causal ? most_m : std::min(waves_of_parts * kH200Sms / std::max<int64_t>(tiles, 1), most_m);
+  for (int64_t m_splits = 1; m_splits <= std::max<int64_t>(fitting, 1); ++m_splits)
     if (!is_causal || p.group() % m_splits == 0) consider({.m_splits = m_splits});
   if (!sizes.visible.all() || t.options.block_mask) return best;
   // Equal tiles fill whole waves, and the parts of the last tiles fill one to three waves.
-  const int64_t tiles = sizes.n_blocks * sizes.heads;
   for (int64_t unsplit = tiles / kH200Sms * kH200Sms; unsplit > 0 && tiles - unsplit < 2 * kH200Sms;
        unsplit -= kH200Sms) {
     for (int waves = 1; waves <= 3 && unsplit < tiles; ++waves) {

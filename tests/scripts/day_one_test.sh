@@ -35,6 +35,8 @@ if [ "${2:-}" = all ]; then quick=''; fi
 day_one right 0 ${quick:+--only "$quick"}
 says right '^0 experiments failed\.' '^ok +E1 products of two CTAs' '^skipped +20 shapes' '^ok +E7' '^ok +E0' 'only with --mps' \
   '^skipped +E12 clock and power under load'
+day_one full 0 --only tiny,full-proof,full-sweep-backward --full
+says full '^0 experiments failed\.' '^skipped +The whole proof' '^skipped +The backward beside them' 'only a GPU runs'
 # A second run continues: it runs nothing again.
 day_one right 0 ${quick:+--only "$quick"}
 ! grep -q '^ok ' <(head -n 1 "$out/right.log") || fail "a finished experiment ran again"

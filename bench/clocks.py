@@ -92,8 +92,8 @@ def backward(tandem: str) -> list[dict]:
         flags += ["--batch", max(1, round(cell["flops"] / of_one / heads)), "--seqlen", seqlen]
         flags += ["--causal"] if name[3] == "causal" else []
         model = modelled(tandem, ["--card", "h200", "--backward", *map(str, flags)])
-        if "turns" not in model:  # dS goes through global memory
-            print(cell["cell"], "is left out: its main kernel", model["kernel"], "does not add dq")
+        if "turns" not in model:
+            print(cell["cell"], "is left out: the model does not play the tiles of", model["kernel"])
             continue
         row = {"cell": cell["cell"], "kernel": model["kernel"], "step": round(model["step"])}
         ratio = cell["flops"] / model["turns"]["flops"]  # the benchmark's count

@@ -1,6 +1,7 @@
 #include "vgpu/src/trace/roles.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <numeric>
 #include <set>
@@ -27,10 +28,23 @@ std::string longest(const Times& times) {
   return most == times.end() ? "" : most->first;
 }
 
+// The instructions that every active warp executes, each counted as often as the warp that executes it least.
+uint64_t count_shared(const std::vector<std::vector<uint32_t>>& warps, const std::vector<uint64_t>& totals) {
+  uint64_t shared = 0;
+  for (size_t i = 0; !warps.empty() && i < warps.front().size(); ++i) {
+    uint32_t least = UINT32_MAX;
+    for (size_t warp = 0; warp < warps.size(); ++warp)
+      if (totals[warp] > 0) least = std::min(least, warps[warp][i]);
+    if (least < UINT32_MAX) shared += least;
+  }
+  return shared;
+}
+
 // The function in which each warp spends most of its time, if it spends more there than another warp does. Code that
 // all warps execute, or that the compiler moved before the branch to the roles, belongs to no role. totals:
-// instructions of each warp.
-std::vector<std::string> own_functions(const std::vector<Times>& warps, const std::vector<uint64_t>& totals) {
+// instructions of each warp. shared: how many of them every warp executes.
+std::vector<std::string> own_functions(const std::vector<Times>& warps, const std::vector<uint64_t>& totals,
+                                       uint64_t shared) {
   std::map<std::string, uint64_t> least;
   for (size_t warp = 0; warp < warps.size(); ++warp) {
     if (totals[warp] == 0) continue;
@@ -46,7 +60,7 @@ std::vector<std::string> own_functions(const std::vector<Times>& warps, const st
   for (size_t warp = 0; warp < warps.size(); ++warp) {
     const std::string name = longest(warps[warp]);
     const uint64_t count = name.empty() ? 0 : warps[warp].at(name);
-    names.push_back(count > 2 * least[name] && 2 * count > totals[warp] ? name : "");
+    names.push_back(count > 2 * least[name] && 2 * (count - least[name]) + shared > totals[warp] ? name : "");
   }
   return names;
 }
@@ -65,10 +79,11 @@ std::vector<std::string> Roles::of_warps(const std::vector<std::vector<uint32_t>
   std::vector<uint64_t> totals;
   for (const std::vector<uint32_t>& warp : counts)
     totals.push_back(std::accumulate(warp.begin(), warp.end(), uint64_t{0}));
+  const uint64_t shared = count_shared(counts, totals);
   for (level_ = 0; level_ < deepest; ++level_) {
     std::vector<Times> times;
     for (const std::vector<uint32_t>& warp : counts) times.push_back(times_of(warp, around, level_));
-    const std::vector<std::string> own = own_functions(times, totals);
+    const std::vector<std::string> own = own_functions(times, totals, shared);
     std::set<std::string> roles(own.begin(), own.end());
     roles.erase("");
     if (roles.size() > 1) return own;

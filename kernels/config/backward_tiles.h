@@ -129,7 +129,7 @@ struct WrappedIterations {
     return static_cast<int>(static_cast<unsigned>(n_block) * iterations / n_blocks);
   }
   TANDEM_HOST_DEVICE int sum(int n_block, int iteration) const {
-    return 2 * (n_block % stride) + (iteration < first(n_block) ? 1 : 0);
+    return 2 * (n_block % stride) + (n_block < begun(iteration) ? 0 : 1);
   }
   // The number of n_blocks that add before this one to the same sum.
   TANDEM_HOST_DEVICE int before(int n_block, int iteration) const {

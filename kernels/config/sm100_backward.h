@@ -95,6 +95,7 @@ struct Sm100BackwardConfig {
   constexpr int dq_semaphores() const { return ds_gmem() ? 0 : ctas(); }  // per m_block
   constexpr int postprocess_threads() const { return two_cta || head_dim > 128 ? 256 : 128; }
   constexpr int dq_pairs() const { return dq_floats() / postprocess_threads() / 2; }
+  static constexpr int postprocess_ctas(int) { return 1; }  // per m_block
   static constexpr int postprocess_sm_threads() { return 0; }
   static constexpr int postprocess_pairs() { return 8; }  // pairs per batch; a larger batch compiles slower
   static constexpr int dq_part_threads() { return 128; }

@@ -95,7 +95,9 @@ struct Sm90BackwardConfig {
   constexpr int dq_pairs() const { return dq_columns() / 4; }
   constexpr int postprocess_pairs() const { return dq_split ? 8 : dq_pairs(); }  // pairs per batch
   // Several sums of dq: a thread converts one batch. If the sums are many, groups of threads each add some of them.
-  constexpr int dq_sum_groups(int dq_splits) const { return dq_splits >= 8 && postprocess_threads() >= 128 ? 4 : 1; }
+  constexpr int dq_sum_groups(int dq_splits) const {
+    return dq_split && dq_splits >= 8 && postprocess_threads() >= 128 ? 4 : 1;
+  }
   constexpr int postprocess_ctas(int dq_splits) const {  // per m_block
     return dq_pairs() / postprocess_pairs() * dq_sum_groups(dq_splits);
   }

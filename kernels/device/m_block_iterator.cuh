@@ -25,13 +25,6 @@ TANDEM_DEVICE NBlockGroup n_block_group_at(const BackwardParams& p, int n, int h
 struct Wrap {
   int index = 0, iterations = 0, head = 0, m_block = 0;
 
-  // Moves the steps from their first iteration to the iteration `to`.
-  template <class Steps>
-  TANDEM_DEVICE void start(Steps& steps, int to) {
-    index = to, iterations = steps.left, head = steps.head, m_block = steps.m_block;
-    const int beyond = steps.head - steps.first_head() + to;
-    steps.head = steps.first_head() + beyond % steps.heads(), steps.m_block -= beyond / steps.heads();
-  }
   TANDEM_DEVICE void advance(int& head_now, int& m_block_now) {
     if (++index == iterations) index = 0, head_now = head, m_block_now = m_block;
   }
@@ -53,7 +46,10 @@ struct DenseMBlocks {
     end_head_ = head + heads;
     left = heads * (m_end_ - m_begin_);
     if (T.m_split && !by_heads && left > 0) take_part(tile.m_split_idx, p.m_splits);
-    if constexpr (wraps(constant<T>)) wrap_.start(*this, WrappedIterations(p, left).first(tile.n_block));
+    if constexpr (wraps(constant<T>)) {
+      wrap_ = {WrappedIterations(p, left).first(tile.n_block), left, head, m_block};
+      skip(wrap_.index);
+    }
   }
   TANDEM_DEVICE void advance() {
     --left;
@@ -74,10 +70,18 @@ struct DenseMBlocks {
 
   TANDEM_DEVICE void take_part(int part, int parts) {
     const i64 all = left;
-    const int first = static_cast<int>(all * part / parts), m_blocks = m_end_ - m_begin_;
+    const int first = static_cast<int>(all * part / parts);
     left = static_cast<int>(all * (part + 1) / parts) - first;
-    head += T.options.bounded_left ? first / m_blocks : first % heads();
-    m_block -= T.options.bounded_left ? first % m_blocks : first / heads();
+    skip(first);
+  }
+  TANDEM_DEVICE void skip(int iterations) {
+    if constexpr (T.options.bounded_left) {  // from the first iteration
+      const int m_blocks = m_end_ - m_begin_;
+      head += iterations / m_blocks, m_block -= iterations % m_blocks;
+    } else {
+      const int beyond = head - first_head_ + iterations;
+      head = first_head_ + beyond % heads(), m_block -= beyond / heads();
+    }
   }
 };
 

@@ -153,13 +153,9 @@ TANDEM_DEVICE bool wait_for_sums(const BackwardParams& p, const SequenceCoords& 
   return count_n_blocks<T>(p, s, at.m_block) == 0;
 }
 template <auto T>
-TANDEM_DEVICE int postprocess_ctas(const BackwardParams& p) {
-  if constexpr (splits_dq(constant<T>)) return T.postprocess_ctas(p.dq_splits);
-  return 1;
-}
-template <auto T>
 TANDEM_DEVICE void postprocess_dq(const BackwardParams& p, int cta) {
-  const int ctas = postprocess_ctas<T>(p), block = cta / ctas, sequence = sequence_at<T>(p, block % p.m_blocks);
+  const int ctas = T.postprocess_ctas(p.dq_splits), block = cta / ctas,
+            sequence = sequence_at<T>(p, block % p.m_blocks);
   const SequenceCoords s = sequence_coords<T>(p, sequence);
   PostprocessAt at{block / p.m_blocks, block, block % p.m_blocks - s.first_m_block, false};
   at.nothing = wait_for_sums<T>(p, s, at);
@@ -232,13 +228,13 @@ TANDEM_DEVICE void postprocess_dkv(const BackwardParams& p, int block) {
   }
 }
 
-// postprocess_ctas() CTAs for each (query head, m_block) if dq must be converted, and one for each part of an n_block's
-// dk and dv. The first CTA waits for the main kernel, so that this kernel does not end before it.
+// T.postprocess_ctas() CTAs for each (query head, m_block) if dq must be converted, and one for each part of an
+// n_block's dk and dv. The first CTA waits for the main kernel, so that this kernel does not end before it.
 template <auto T>
 TANDEM_DEVICE void bwd_postprocess(const BackwardParams& p) {
   launch_dependents();
   const bool converts_dq = p.dq && !single_n_block<T>() && !ds_gmem<T>();
-  const int of_dq = converts_dq ? p.heads_q * p.m_blocks * postprocess_ctas<T>(p) : 0, block = blockIdx.x;
+  const int of_dq = converts_dq ? p.heads_q * p.m_blocks * T.postprocess_ctas(p.dq_splits) : 0, block = blockIdx.x;
   if constexpr (!ds_gmem<T>()) {
     if (!T.m_split || block < of_dq) {
       postprocess_dq<T>(p, block);

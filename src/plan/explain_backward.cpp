@@ -104,12 +104,12 @@ std::vector<std::string> backward_reasons(const Problem& p, const Plan& plan, co
         str_cat("split: n_blocks are few, so that ", t.m_splits,
                 " blocks share the queries of each; their dk and dv are summed in a fixed order at the end"));
   }
-  const auto* const hopper = std::get_if<Sm90BackwardConfig>(&t.tile.kernel);
-  if (hopper && hopper->wraps) {
+  const bool has_dq_splits = t.dq_splits > 1 && t.part_n_blocks == 0;  // on Hopper
+  if (has_dq_splits && t.tile.for_hopper().wraps) {
     lines.push_back(
         "dq: n_blocks begin at different queries and wrap around, so that blocks wait less; queries after the wrap add "
-        "to a second sum");
-  } else if (t.dq_splits > 1 && t.part_n_blocks == 0) {
+        "to other sums");
+  } else if (has_dq_splits) {
     lines.push_back(str_cat("dq: n_blocks add to ", t.dq_splits,
                             " sums in turn, so that blocks wait less; bwd_postprocess adds the sums in order"));
   }

@@ -22,6 +22,16 @@ void expect_good_with(const plan::Tuning& tuning, const std::vector<std::string>
   expect_all_good(checked);
 }
 
+// Judges cases after expect(schedule) has checked the schedule of each plan.
+template <class Expect>
+void expect_good_schedules(const plan::Tuning& tuning, const std::vector<std::string>& cases, const Expect& expect) {
+  for (const std::string& flags : cases) {
+    SCOPED_TRACE(flags);
+    expect(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward);
+  }
+  expect_good_with(tuning, cases);
+}
+
 std::vector<std::string> with_prefix(const std::string& prefix, std::span<const char* const> flags) {
   std::vector<std::string> cases;
   for (const char* rest : flags) cases.push_back(prefix + rest);
@@ -50,9 +60,8 @@ TEST(KernelsSchedules, WideHeads) {
     const bool is_narrower = schedule == Schedule::warpgroup_roles || schedule == Schedule::ds_gmem_sub_m;
     const plan::Tuning tuning = with_schedule(schedule);
     const std::vector<std::string> cases = with_prefix(is_narrower ? kMla : kWide, sizes);
-    for (const std::string& flags : cases)
-      EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.for_hopper().schedule, schedule) << flags;
-    expect_good_with(tuning, cases);
+    expect_good_schedules(tuning, cases,
+                          [&](const plan::BackwardSchedule& t) { EXPECT_EQ(t.tile.for_hopper().schedule, schedule); });
   }
 }
 
@@ -73,9 +82,7 @@ TEST(KernelsSchedules, SplitsOfDq) {
       tuning.sm90.backward.dq_splits = splits;
       tuning.sm90.backward.spt_l2_bytes = 0;
       const std::vector<std::string> cases = with_prefix(kQkv + dims, sizes);
-      for (const std::string& flags : cases)
-        EXPECT_GT(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.dq_splits, 1) << flags;
-      expect_good_with(tuning, cases);
+      expect_good_schedules(tuning, cases, [](const plan::BackwardSchedule& t) { EXPECT_GT(t.dq_splits, 1); });
     }
   }
 }
@@ -97,9 +104,8 @@ TEST(KernelsSchedules, WrappedIterations) {
       tuning.sm90.backward.m_splits = m_splits;
       tuning.sm90.backward.dq_splits = m_splits == 2 ? 4 : 2;
       const std::vector<std::string> cases = with_prefix(kQkv + dims, sizes);
-      for (const std::string& flags : cases)
-        EXPECT_TRUE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.for_hopper().wraps) << flags;
-      expect_good_with(tuning, cases);
+      expect_good_schedules(tuning, cases,
+                            [](const plan::BackwardSchedule& t) { EXPECT_TRUE(t.tile.for_hopper().wraps); });
     }
   }
 }
@@ -131,12 +137,10 @@ TEST(KernelsSchedules, SplitsOfTheLastTiles) {
     tuning.sm90.backward.dq_splits = f.dq_splits;
     tuning.sm90.backward.spt_l2_bytes = 0;
     const std::vector<std::string> cases = with_prefix(kQkv + f.dims, sizes);
-    for (const std::string& flags : cases) {
-      const plan::BackwardSchedule schedule = plan_of_case(TANDEM_BACKWARD, flags, tuning).backward;
-      EXPECT_GT(schedule.unsplit_tiles, 0) << flags;
-      EXPECT_GT(schedule.split_n_blocks, 0) << flags;
-    }
-    expect_good_with(tuning, cases);
+    expect_good_schedules(tuning, cases, [](const plan::BackwardSchedule& t) {
+      EXPECT_GT(t.unsplit_tiles, 0);
+      EXPECT_GT(t.split_n_blocks, 0);
+    });
   }
 }
 
@@ -149,9 +153,8 @@ TEST(KernelsSchedules, TilesOfSeveralHeads) {
       plan::Tuning tuning;
       tuning.sm90.backward.tile_heads = heads;
       const std::vector<std::string> cases = {dims + sizes, dims + sizes + " --causal 1"};
-      for (const std::string& flags : cases)
-        EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.chunk.tile_heads, heads) << flags;
-      expect_good_with(tuning, cases);
+      expect_good_schedules(tuning, cases,
+                            [&](const plan::BackwardSchedule& t) { EXPECT_EQ(t.chunk.tile_heads, heads); });
     }
   }
 }
@@ -181,9 +184,7 @@ TEST(KernelsSchedules, DiagonalParts) {
     tuning.sm90.backward.part_n_blocks = f.part_n_blocks;
     tuning.sm90.backward.head_parts = f.head_parts;
     const std::vector<std::string> cases = with_prefix(kQkv + "--causal 1 " + f.dims, sizes);
-    for (const std::string& flags : cases)
-      EXPECT_GT(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.part_n_blocks, 0) << flags;
-    expect_good_with(tuning, cases);
+    expect_good_schedules(tuning, cases, [](const plan::BackwardSchedule& t) { EXPECT_GT(t.part_n_blocks, 0); });
   }
 }
 
@@ -311,9 +312,8 @@ TEST(KernelsSchedules, SumsOfDq) {
       plan::Tuning tuning = with_schedule(schedule);
       tuning.sm90.backward.dq_sum_n_blocks = n_blocks;
       const std::vector<std::string> cases = with_prefix(dims, sizes);
-      for (const std::string& flags : cases)
-        EXPECT_EQ(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.chunk.sum_n_blocks, n_blocks) << flags;
-      expect_good_with(tuning, cases);
+      expect_good_schedules(tuning, cases,
+                            [&](const plan::BackwardSchedule& t) { EXPECT_EQ(t.chunk.sum_n_blocks, n_blocks); });
     }
   }
 }
@@ -333,13 +333,9 @@ TEST(KernelsSchedules, ShortestFirst) {
                       " --head-dim-v " + dim + " " + sizes);
     }
   }
-  for (const std::string& flags : cases)
-    EXPECT_TRUE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.spt) << flags;
-  expect_good_with(tuning, cases);
+  expect_good_schedules(tuning, cases, [](const plan::BackwardSchedule& t) { EXPECT_TRUE(t.tile.spt); });
   tuning.sm90.backward.spt_l2_bytes = tuning.sm100.backward.spt_l2_bytes = 0;
-  for (const std::string& flags : cases)
-    EXPECT_FALSE(plan_of_case(TANDEM_BACKWARD, flags, tuning).backward.tile.spt) << flags;
-  expect_good_with(tuning, cases);
+  expect_good_schedules(tuning, cases, [](const plan::BackwardSchedule& t) { EXPECT_FALSE(t.tile.spt); });
 }
 
 TEST(KernelsSchedules, TwoCtas) {

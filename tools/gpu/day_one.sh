@@ -102,20 +102,20 @@ skipped_because() {
 }
 
 command_of() { # <name>: sets `command`
+  local why=''
   if [[ $1 == full-* && $device == vgpu* ]]; then
-    command=(skipped_because 'only a GPU runs the whole proof and the sweep')
+    why='only a GPU runs the whole proof and the sweep'
+  elif [[ $1 == full-sweep-* ]] && ! python3 -c 'import torch' > /dev/null 2>&1; then
+    why='python3 must have torch: install it'
+  fi
+  if [ -n "$why" ]; then
+    command=(skipped_because "$why")
     return
   fi
   case $1 in
     proof-forward) command=("$fuzz" --device "$device" --cases gpu --seed 1 --count "$problems" --seconds 150) ;;
     proof-gradients) command=("$fuzz" --device "$device" --cases backward --passes backward --seed 1 --count "$gradients" --seconds 150) ;;
     full-proof) command=("$here/tools/gpu/prove.sh" "$build" "$out/proof.json" --in "$out/proof-steps") ;;
-    full-sweep-*)
-      if ! python3 -c 'import torch' > /dev/null 2>&1; then
-        command=(skipped_because 'python3 must have torch: install it')
-        return
-      fi
-      ;;&
     full-sweep-forward) command=(python3 "$here/bench/sweep.py" --json "$out/sweep-forward.json") ;;
     full-sweep-backward) command=(python3 "$here/bench/sweep.py" --backward --json "$out/sweep-backward.json") ;;
     *) command=("$program" "$1" --device "$device" --shapes "$here/tools/gpu/day_one/shapes.txt") ;;

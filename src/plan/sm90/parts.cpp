@@ -81,7 +81,8 @@ struct RsSizes {
 
   // With a causal mask CTAs take tiles one by one, the longest first. wait: until the last n_block of the first wave
   // may add its first dq. together: n_blocks of a head in this wave.
-  double time_of_triangle(double tiles, double of_part, double wait, double together) const {
+  double time_of_triangle(const RsParts& parts, double tiles, double wait, double together) const {
+    const double of_part = static_cast<double>(ceil_div(iterations, parts.m_splits)) * iteration();
     const double waves = tiles / kSms, tile = times.tile + times.masked_tile;
     const double longest = of_part * std::min(1.0, 2 * visible.mean);
     if (waves <= 1) return tile + std::max(longest, wait);
@@ -104,7 +105,6 @@ struct RsSizes {
   double predict(const RsParts& parts) const {
     if (parts.wraps) return predict_wrapped(parts);
     const int64_t tiles = (n_blocks * heads - parts.unsplit_tiles) * parts.m_splits;
-    const double of_part = static_cast<double>(ceil_div(iterations, parts.m_splits)) * iteration();
     // The n_blocks of a sum that run at once add their first dq one after the other.
     const int64_t of_first = parts.unsplit_tiles > 0 ? 1 : parts.m_splits;
     const double sums = static_cast<double>(parts.dq_splits), all = static_cast<double>(n_blocks);
@@ -112,7 +112,7 @@ struct RsSizes {
     const double wait = together / sums * times.dq_wait;
     const double full_iteration = iteration() + (is_few() && together > sums ? times.shared_wait : 0);
     double time = visible.all() ? time_of_equal_tiles(parts, static_cast<double>(tiles), full_iteration) + wait
-                                : time_of_triangle(static_cast<double>(tiles), of_part, wait, together) +
+                                : time_of_triangle(parts, static_cast<double>(tiles), wait, together) +
                                       wait * visible.full * times.full_wait;
     // All n_blocks that every query sees add to each m_block, one after the other.
     time = std::max(time, visible.full * all / sums * times.dq_addition);
@@ -195,20 +195,22 @@ RsParts choose_rs_parts(const Problem& p, const Sm90BackwardConfig& t, const Sm9
       std::min(tuning.max_m_splits, is_causal ? p.group() : sizes.iterations / tuning.min_split_iterations);
   const int64_t dq_bytes = 4 * p.batch * p.heads_q * p.seqlen_q * t.head_dim;
   double least = sizes.predict(best);
+  const auto keep_if_less = [&](const RsParts& parts) {
+    const double time = sizes.predict(parts);
+    if (time < least) best = parts, least = time;
+  };
+  const bool wraps = sizes.is_few() && may_wrap(p, t);
   const auto consider = [&](RsParts parts) {
     for (parts.dq_splits = 1; parts.dq_splits <= tuning.max_dq_splits; parts.dq_splits *= 2) {
       if (parts.dq_splits > 1 && (t.options.block_mask || parts.dq_splits > sizes.n_blocks ||
                                   parts.dq_splits * dq_bytes > tuning.max_dq_split_bytes))
         break;
-      const double time = sizes.predict(parts);
-      if (time < least) best = parts, least = time;
+      keep_if_less(parts);
     }
-    if (parts.unsplit_tiles > 0 || !sizes.is_few() || !may_wrap(p, t)) return;
-    parts.wraps = true;
-    for (parts.dq_splits = 2; parts.dq_splits <= 4; parts.dq_splits *= 2) {
-      const double time = sizes.predict(parts);
-      if (time < least && parts.dq_splits * dq_bytes <= tuning.max_dq_split_bytes) best = parts, least = time;
-    }
+    parts.wraps = wraps && parts.unsplit_tiles == 0;
+    if (!parts.wraps) return;
+    for (parts.dq_splits = 2; parts.dq_splits <= 4; parts.dq_splits *= 2)
+      if (parts.dq_splits * dq_bytes <= tuning.max_dq_split_bytes) keep_if_less(parts);
   };
   // Without a mask, more parts than a few waves of tiles take longer.
   const int64_t tiles = sizes.n_blocks * sizes.heads, waves_of_parts = 2 * tiles > kH200Sms ? 5 : 3;
